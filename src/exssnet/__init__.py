@@ -1,0 +1,23 @@
+"""Continual learning without forgetting: a task is a set of bits over shared weights."""
+
+from exssnet.errors import DataError, ExssnetError, ForgettingError, InputError, RunError
+from exssnet.version import __version__
+
+__all__ = [
+    "DataError",
+    "ExssnetError",
+    "ForgettingError",
+    "InputError",
+    "Model",
+    "RunError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import `Model`, and torch with it, when it is asked for: `exssnet --help` needs neither."""
+    if name == "Model":
+        from exssnet.model import Model
+
+        return Model
+    raise AttributeError(f"module 'exssnet' has no attribute '{name}'")

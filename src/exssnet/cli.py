@@ -1,0 +1,180 @@
+"""The command line: verbs that parse, call and print. torch is imported only by the verbs that need it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from exssnet.errors import ExssnetError, InputError
+from exssnet.version import __version__
+
+app = typer.Typer(
+    name="exssnet",
+    help="Continual learning without forgetting: one network, one mask of bits per task.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Listing(StrEnum):
+    """What `exssnet list` can list."""
+
+    METHODS = "methods"
+    BENCHMARKS = "benchmarks"
+    MODELS = "models"
+
+
+def main() -> None:
+    """Run a command; what we raise on purpose becomes one line and exit code 2."""
+    try:
+        app()
+    except ExssnetError as error:
+        print(f"exssnet: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("exssnet: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"exssnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Continual learning without forgetting: one network, one mask of bits per task."""
+
+
+@app.command("list")
+def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
+    """List the methods, benchmarks or models by name."""
+    from exssnet import terminal
+
+    terminal.print_names(_descriptions(what))
+
+
+def _descriptions(what: Listing) -> dict[str, str]:
+    if what is Listing.BENCHMARKS:
+        from exssnet.experiments.benchmarks import recipes
+
+        return {name: recipe["description"] for name, recipe in recipes().items()}
+    if what is Listing.MODELS:
+        from exssnet.models import describe
+
+        return describe()
+    from exssnet.methods import describe as describe_methods
+
+    return describe_methods()
+
+
+RUN, STREAM, METHOD, KKT, NETWORK = "Run", "Stream", "Method", "Transfer (KKT)", "Network"
+
+
+@app.command()
+def run(
+    benchmark: Annotated[str, typer.Argument(help="Its name; `exssnet list benchmarks` shows all.")] = "",
+    method: Annotated[
+        str, typer.Option(help="One or several, with commas; `exssnet+kkt` is `exssnet` with --kkt.")
+    ] = "exssnet",
+    kkt: Annotated[bool, typer.Option("--kkt", help="Start each task from an earlier one's mask.")] = False,
+    seeds: Annotated[str, typer.Option(help="One or several, with commas.")] = "0",
+    # the stream
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.", rich_help_panel=STREAM)] = None,
+    class_order: Annotated[
+        str | None, typer.Option(help="seed, natural, or classes such as 3,1,0,2.", rich_help_panel=STREAM)
+    ] = None,
+    class_order_seed: Annotated[
+        int | None, typer.Option(help="Seed of the class order; the run's if not given.", rich_help_panel=STREAM)
+    ] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of the training data held out.", rich_help_panel=STREAM)
+    ] = None,
+    samples_per_class: Annotated[
+        int | None, typer.Option(help="Miniature: so many training images a class.", rich_help_panel=STREAM)
+    ] = None,
+    images: Annotated[str | None, typer.Option(help="Image folder for split-imagenet.", rich_help_panel=STREAM)] = None,
+    # the network
+    network: Annotated[str | None, typer.Option(help="Model by name.", rich_help_panel=NETWORK)] = None,
+    width: Annotated[float | None, typer.Option(help="Its width.", rich_help_panel=NETWORK)] = None,
+    head: Annotated[str | None, typer.Option(help="shared or task.", rich_help_panel=NETWORK)] = None,
+    # the method
+    density: Annotated[
+        float | None, typer.Option(help="Share of weights a mask keeps.", rich_help_panel=METHOD)
+    ] = None,
+    mask_epochs: Annotated[int | None, typer.Option(help="Epochs of mask learning.", rich_help_panel=METHOD)] = None,
+    weight_epochs: Annotated[
+        int | None, typer.Option(help="Epochs of weight learning.", rich_help_panel=METHOD)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the masks.", rich_help_panel=METHOD)] = None,
+    weight_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the weights.", rich_help_panel=METHOD)
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.", rich_help_panel=METHOD)] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.", rich_help_panel=METHOD)] = None,
+    select: Annotated[
+        str | None, typer.Option(help="Keep the last epoch, or the best on --validation.", rich_help_panel=METHOD)
+    ] = None,
+    kkt_start: Annotated[str | None, typer.Option(help="What is lent: bits or scores.", rich_help_panel=KKT)] = None,
+    kkt_samples: Annotated[int | None, typer.Option(help="Images in the test.", rich_help_panel=KKT)] = None,
+    kkt_neighbours: Annotated[int | None, typer.Option(help="Neighbours that vote.", rich_help_panel=KKT)] = None,
+    # the run
+    config: Annotated[Path | None, typer.Option(help="Repeat the run of a config.yaml.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; 0: PyTorch's choice.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    checkpoint_seconds: Annotated[float, typer.Option(help="At least so long between checkpoints.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
+) -> None:
+    """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
+    changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
+    from exssnet import terminal
+    from exssnet.experiments.run import run as make_run
+
+    records = []
+    for planned in _planned(benchmark, method, kkt, seeds, config, changes):
+        with terminal.progress(planned, quiet=as_json) as listener:
+            records.append(make_run(planned, out, listener, checkpoint_seconds))
+        if not as_json:
+            terminal.print_record(records[-1], out / planned.folder)
+    if as_json:
+        print(json.dumps(records if len(records) > 1 else records[0], indent=1))
+    elif len(records) > 1:
+        terminal.print_summary(records)
+
+
+_NOT_CHANGES = {"benchmark", "method", "kkt", "seeds", "config", "out", "checkpoint_seconds", "as_json"}
+
+
+def _planned(
+    benchmark: str, methods: str, kkt: bool, seeds: str, config: Path | None, changes: dict[str, Any]
+) -> list[Any]:
+    """The configurations asked for; all of them are resolved before the first one runs."""
+    from exssnet.experiments.config import RunConfig, resolve
+
+    if config is not None:
+        if benchmark or any(value is not None for value in changes.values()):
+            raise InputError("--config repeats a run as it was: give no benchmark and no other settings with it")
+        try:
+            return [RunConfig.from_yaml(config.read_text("utf-8"), str(config))]
+        except OSError as error:
+            raise InputError(f"cannot read {config} ({error.strerror}): give a run's config.yaml") from error
+    if not benchmark:
+        raise InputError("no benchmark named: `exssnet list benchmarks` shows them")
+    names = [
+        name.strip() + ("+kkt" if kkt and not name.strip().endswith("+kkt") else "") for name in methods.split(",")
+    ]
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise InputError(f"seeds are '{seeds}': give whole numbers with commas, for example 0,1,2") from None
+    return [resolve(benchmark, name, seed, **changes) for name in names for seed in numbers]

@@ -1,0 +1,38 @@
+"""Weights and scores at the start: drawn on the CPU from addressed seeds, so every device starts alike."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from exssnet import randomness
+from exssnet.core.layout import Layer, Layout
+
+
+def signed_constant(layout: Layout, seed: int) -> Tensor:
+    """w = ±√2/√fan_in, the sign random: what edge-popup selects well from."""
+    draw = randomness.generator(seed, "weights")
+    return torch.cat([_signs(layer, draw) * math.sqrt(2 / layer.fan_in) for layer in layout.layers])
+
+
+def _signs(layer: Layer, draw: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, (layer.size,), generator=draw).float().mul_(2).sub_(1)
+
+
+def fresh_scores(layout: Layout, seed: int, task: str) -> Tensor:
+    """s uniform in ±1/√fan_in (Kaiming uniform with a = √5), anew for each task."""
+    draw = randomness.generator(seed, "scores", task)
+    return torch.cat([_uniform(layer.size, 1 / math.sqrt(layer.fan_in), draw) for layer in layout.layers])
+
+
+def fresh_head(like: Tensor, classes: int, fan_in: int, seed: int, task: str, name: str) -> Tensor:
+    """A private head's weight or bias for `classes` outputs, drawn as PyTorch draws a Linear layer's."""
+    shape = (classes, *like.shape[1:])
+    draw = randomness.generator(seed, "head", task, name)
+    return _uniform(math.prod(shape), 1 / math.sqrt(fan_in), draw).view(shape).to(like.dtype)
+
+
+def _uniform(size: int, bound: float, draw: torch.Generator) -> Tensor:
+    return nn.init.uniform_(torch.empty(size), -bound, bound, generator=draw)

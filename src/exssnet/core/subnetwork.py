@@ -1,0 +1,92 @@
+"""A task's subnetwork while it is being learned. `parameters()` is all that may move.
+
+Phase 1 learns scores, whose largest make the mask. Phase 2 learns the values of chosen weights in the mask; the
+others are not parameters, so no optimizer, momentum or weight decay can reach them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from exssnet.core import initialise
+from exssnet.core.network import LearnedTask, MaskedNetwork
+from exssnet.core.selection import keep_only, masked_weights, select
+
+
+class Subnetwork(ABC):
+    """A mask over the shared weights, and tensors of the task's own."""
+
+    def __init__(self, network: MaskedNetwork, task: str, classes: int, own: dict[str, Tensor]) -> None:
+        self.network, self.task, self.classes, self.own = network, task, classes, own
+
+    @abstractmethod
+    def effective(self) -> Tensor:
+        """The shared weights as this subnetwork sees them, one vector, differentiable in the parameters."""
+
+    @abstractmethod
+    def mask(self) -> Tensor:
+        """The bits (bool vector)."""
+
+    @abstractmethod
+    def _learned(self) -> Tensor: ...
+
+    def parameters(self) -> list[Tensor]:
+        return [self._learned(), *(t for t in self.own.values() if t.requires_grad)]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The own tensors that move without a gradient: norm statistics."""
+        return {name: tensor for name, tensor in self.own.items() if not tensor.requires_grad}
+
+    def logits(self, x: Tensor, *, training: bool) -> Tensor:
+        return self.network.run(self.effective(), self.own, self.classes, x, training=training)
+
+
+class ScoredSubnetwork(Subnetwork):
+    """Phase 1: the mask is where |scores| are largest."""
+
+    def __init__(self, network: MaskedNetwork, task: str, classes: int, scores: Tensor | None = None) -> None:
+        network.check_new(task, classes)
+        super().__init__(network, task, classes, network.start_private(task, classes))
+        if scores is None:
+            scores = initialise.fresh_scores(network.layout, network.seed, task)
+        self.scores = scores.to(network.weights).clone().requires_grad_()
+
+    def effective(self) -> Tensor:
+        net = self.network
+        return masked_weights(self.scores, net.weights, net.layout, net.keep)
+
+    def mask(self) -> Tensor:
+        return select(self.scores, self.network.layout, self.network.keep)
+
+    def _learned(self) -> Tensor:
+        return self.scores
+
+
+class WeightSubnetwork(Subnetwork):
+    """Phase 2: the mask is fixed; of its weights, those in `trainable` are learned."""
+
+    def __init__(self, scored: ScoredSubnetwork, trainable: Tensor | None) -> None:
+        super().__init__(scored.network, scored.task, scored.classes, scored.own)
+        self._mask = scored.mask()
+        self._fixed = keep_only(self.network.weights, self._mask)
+        nothing = torch.zeros(0, dtype=torch.int64, device=self._mask.device)
+        self.index = nothing if trainable is None else (trainable & self._mask).nonzero().view(-1)
+        self.values = self.network.weights[self.index].clone().requires_grad_()
+
+    def effective(self) -> Tensor:
+        return self._fixed.index_put((self.index,), self.values)
+
+    def mask(self) -> Tensor:
+        return self._mask
+
+    def _learned(self) -> Tensor:
+        return self.values
+
+    def commit(self, *, exclusive: bool = True) -> LearnedTask:
+        """Add the task, as it is now, to the network for good."""
+        return self.network.commit(
+            self.task, self.classes, self._mask, self.index, self.values, self.own, exclusive=exclusive
+        )

@@ -1,0 +1,67 @@
+"""KKT: a k-nearest-neighbour test picks the earlier task whose mask starts the new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exssnet.core.layout import Layout
+from exssnet.core.network import MaskedNetwork
+
+FIT_PERCENT = 66
+CHUNK = 64  # inputs run through a subnetwork at once
+
+
+@dataclass(frozen=True)
+class Lender:
+    """The outcome of the test: who lends (None if nobody beats chance), and every candidate's accuracy."""
+
+    task: str | None
+    accuracies: dict[str, float]
+
+
+def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Lender:
+    """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
+    accuracies: dict[str, float] = {}
+    for task in network.tasks:
+        features = torch.cat([network.features(chunk, task) for chunk in torch.split(x, CHUNK)])
+        accuracies[task] = knn_accuracy(features, y, classes, neighbours)
+    best = max(accuracies, key=accuracies.__getitem__, default=None)
+    if best is not None and accuracies[best] <= 1 / classes:
+        best = None
+    return Lender(best, accuracies)
+
+
+def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:
+    """Accuracy of a nearest-neighbour vote: the first 66 % are fitted, the rest scored; ties to the nearest."""
+    fitted = len(features) * FIT_PERCENT // 100
+    if fitted == 0 or fitted == len(features):
+        return 0.0
+    known, asked = features[:fitted].float(), features[fitted:].float()
+    distances = torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.sort(dim=1, stable=True).indices[:, :neighbours]
+    votes = torch.nn.functional.one_hot(labels[:fitted][nearest], classes)  # [asked, k, classes]
+    ranks = torch.arange(votes.shape[1], device=votes.device)[None, :, None]
+    first = torch.where(votes > 0, ranks, votes.shape[1]).amin(1)  # rank of each class's nearest member
+    # more votes win; among equals the class seen at the lower rank
+    choice = (votes.sum(1) * (votes.shape[1] + 1) - first).argmax(1)
+    return float((choice == labels[fitted:]).double().mean())
+
+
+def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
+    """Fresh scores, rearranged so that the largest |s| of each layer lie on the lender's bits.
+
+    The set of magnitudes, the signs, and the order within the bits and outside them stay as drawn.
+    """
+    pieces = zip(layout.slices(fresh), layout.slices(mask.to(fresh.device)), strict=True)
+    return torch.cat([_rank_first(scores, bits) for scores, bits in pieces])
+
+
+def _rank_first(scores: Tensor, bits: Tensor) -> Tensor:
+    magnitudes, by_size = scores.abs().sort(descending=True, stable=True)
+    lent_first = by_size[bits[by_size].to(torch.uint8).sort(descending=True, stable=True).indices]
+    arranged = torch.empty_like(scores)
+    arranged[lent_first] = magnitudes
+    return torch.where(scores < 0, -arranged, arranged)

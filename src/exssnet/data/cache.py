@@ -1,0 +1,98 @@
+"""The cache folder: files of tensors that can be made again, so a missing or damaged one is never an error.
+
+A file is written under another name and moved into place, so a reader or a second writer sees all of it or
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exssnet.data.dataset import digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+FORMAT = 1  # raise when the same source files would give other tensors
+STALE_SECONDS = 3600  # a partial file this old was left by a killed process
+
+Pair = tuple["Tensor", "Tensor"]
+
+
+def cache_folder() -> Path:
+    """`EXSSNET_CACHE`, or `exssnet` in the user's cache folder."""
+    if chosen := os.environ.get("EXSSNET_CACHE"):
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "exssnet"
+
+
+def fingerprint(files: Sequence[Path], *purpose: str) -> str:
+    """A key that changes when a source file is replaced, without reading it."""
+    parts = [str(FORMAT), *purpose]
+    for file in files:
+        status = file.stat()
+        parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def cached(file: Path, make: Callable[[], Pair]) -> tuple[Tensor, Tensor, str]:
+    """Inputs, labels and their digest: from a sound cache file, or made and, where possible, kept in one."""
+    found = _read(file)
+    if found is not None:
+        return found
+    inputs, labels = make()
+    digest = digest_of(inputs, labels)
+    try:
+        write_tensors(file, {"inputs": inputs, "labels": labels}, {"digest": digest})
+    except OSError as error:
+        warnings.warn(
+            f"cannot keep decoded data in {file.parent} ({error.strerror}), so it is decoded every time: "
+            "set EXSSNET_CACHE to a writable folder",
+            stacklevel=2,
+        )
+    return inputs, labels, digest
+
+
+def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(file)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.{time.monotonic_ns()}.partial")
+    try:
+        save_file(tensors, partial, metadata)
+        os.replace(partial, file)
+    except SafetensorError as error:  # how safetensors reports a full or read-only disk
+        raise OSError(None, str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> tuple[Tensor, Tensor, str] | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as stored:
+            inputs, labels = stored.get_tensor("inputs"), stored.get_tensor("labels")
+            digest = (stored.metadata() or {}).get("digest")
+    except (OSError, SafetensorError):
+        return None
+    return (inputs, labels, digest) if digest == digest_of(inputs, labels) else None
+
+
+def _sweep(file: Path) -> None:
+    for partial in file.parent.glob(f"{file.name}.*.partial"):
+        with suppress(OSError):
+            if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+                partial.unlink()

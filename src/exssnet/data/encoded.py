@@ -1,0 +1,116 @@
+"""Encoded images on disk, read one at a time: image files, or parquet unpacked for random access."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from abc import ABC, abstractmethod
+from itertools import accumulate, pairwise
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import torch
+
+from exssnet.data.cache import cache_folder, fingerprint, write_tensors
+from exssnet.data.parquet import encoded_groups
+from exssnet.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from exssnet.data.registry import Source
+
+
+class Encoded(ABC):
+    """Encoded images by row. Read from several threads at once."""
+
+    @abstractmethod
+    def read(self, row: int) -> tuple[bytes, str]:
+        """The bytes of one image, and where they lie, for messages."""
+
+
+class ImageFiles(Encoded):
+    """One file for each image."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._files = files  # text, as a million Path objects would take a gigabyte
+
+    def read(self, row: int) -> tuple[bytes, str]:
+        file = self._files[row]
+        try:
+            return Path(file).read_bytes(), file
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+class ParquetImages(Encoded):
+    """Rows of parquet files, through a pack for each file.
+
+    Parquet gives out whole compressed row groups, so one image of a shuffled set costs reading a hundred. So
+    each file's encoded bytes are written once, end to end, into the cache, where one image is one read. A
+    pack for each file (not for each task) reads the source once however many tasks there are, and a killed
+    run keeps the packs it finished. The price is disk: the packs are as large as the source.
+    """
+
+    def __init__(self, source: Source, files: list[Path], counts: list[int]) -> None:
+        self._source = source
+        self._files = files
+        self._ends = list(accumulate(counts))
+        self._packs: dict[int, Pack] = {}
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type[ParquetImages], tuple[Source, list[Path], list[int]]]:
+        counts = [end - start for start, end in pairwise([0, *self._ends])]
+        return ParquetImages, (self._source, self._files, counts)
+
+    def read(self, row: int) -> tuple[bytes, str]:
+        number = bisect.bisect_right(self._ends, row)
+        inside = row - (self._ends[number - 1] if number else 0)
+        return self._pack(number).read(inside), f"{self._files[number]}, row {inside}"
+
+    def _pack(self, number: int) -> Pack:
+        with self._lock:
+            if number not in self._packs:
+                self._packs[number] = open_pack(self._files[number], self._source)
+            return self._packs[number]
+
+
+class Pack:
+    """Encoded images end to end in one safetensors file, mapped into memory."""
+
+    def __init__(self, file: Path) -> None:
+        from safetensors.torch import load_file
+
+        tensors = load_file(file)
+        self._bytes: Tensor = tensors["bytes"]  # uint8 [total]
+        self._ends: list[int] = tensors["ends"].tolist()
+
+    def read(self, row: int) -> bytes:
+        start = self._ends[row - 1] if row else 0
+        return self._bytes[start : self._ends[row]].numpy().tobytes()
+
+
+def open_pack(file: Path, source: Source) -> Pack:
+    """The pack of a parquet file, made first if it is missing or damaged."""
+    from safetensors import SafetensorError
+
+    target = cache_folder() / "packs" / f"{source.name}-{fingerprint([file], 'pack')}.safetensors"
+    try:
+        return Pack(target)
+    except (OSError, SafetensorError, KeyError):
+        _write_pack(target, file, source)
+        return Pack(target)
+
+
+def _write_pack(target: Path, file: Path, source: Source) -> None:
+    images = [image or b"" for group in encoded_groups(file, source) for image in group]
+    ends = torch.tensor(list(accumulate(map(len, images))), dtype=torch.int64)
+    joined = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8)
+    try:
+        write_tensors(target, {"bytes": joined, "ends": ends}, {"source": file.name})
+    except OSError as error:
+        raise DataError(
+            f"cannot write {os.path.getsize(file) >> 20} MiB of unpacked images to {target.parent} "
+            f"({error.strerror}): set EXSSNET_CACHE to a writable folder with room for the data set"
+        ) from error

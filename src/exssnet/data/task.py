@@ -1,0 +1,97 @@
+"""What the rest of the system sees of data: examples by index, tasks, and streams of tasks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+from exssnet.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Data(ABC):
+    """Labelled examples on one device: an index in, a batch out.
+
+    The only way the training loop, KKT and the evaluation read data, whether it lies in memory as one tensor
+    or is decoded lazily from disk.
+    """
+
+    labels: Tensor  # int64 [N], on `device`; 0..classes-1, local to the task
+    classes: int
+    shape: tuple[int, ...]  # of one input as the network sees it, for example (3, 32, 32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def device(self) -> torch.device:
+        return self.labels.device
+
+    @abstractmethod
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs [B, *shape] and labels [B] of the examples at `index` (int64, on `device`).
+
+        Inputs are float32, or int64 where they are indices such as tokens.
+        With a generator (on `device`) the inputs are augmented, all draws from it; without one they are not.
+        """
+
+    @abstractmethod
+    def to(self, device: str | torch.device) -> Data:
+        """The same examples on another device."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of a stream. Position in `classes` is the local label, the entry the data set's own class."""
+
+    index: int
+    name: str
+    classes: tuple[int, ...]
+    train: Data
+    test: Data
+    validation: Data | None = None
+
+
+class Stream(Sequence[Task]):
+    """Tasks in the order they are learned; a task's data is made when it is asked for, and not kept here."""
+
+    name: str
+    input_shape: tuple[int, ...]
+    max_classes: int
+    class_order: list[list[int]]  # per task, the data set's classes in local order
+    data_digests: dict[str, str]  # split -> SHA-256 over decoded inputs and labels
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def task(self, index: int) -> Task:
+        """The task at a position, 0 ≤ index < len."""
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self.task(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"task {index} of a stream of {len(self)}")
+        return self.task(index % len(self))
+
+
+def check(data: Data, what: str) -> None:
+    """Refuse a split that cannot be learned from: empty, or labels outside 0..classes-1."""
+    if len(data) == 0:
+        raise DataError(f"{what} is empty: give it at least one example")
+    low, high = int(data.labels.min()), int(data.labels.max())
+    if low < 0 or high >= data.classes:
+        raise DataError(
+            f"{what} has labels from {low} to {high}, outside 0 to {data.classes - 1}: "
+            f"number the classes from 0, or give a larger number of classes"
+        )

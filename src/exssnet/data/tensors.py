@@ -1,0 +1,74 @@
+"""Data in memory: one big tensor that all tasks of a data set read, each through its own list of rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exssnet.data.dataset import Split, digest_of
+from exssnet.data.task import Data
+from exssnet.data.transforms import Pipeline, Transform
+
+
+class Shared:
+    """A tensor with at most one copy on each device, however many tasks read it there."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copies = {tensor.device: tensor}
+        self.shape = tensor.shape
+
+    def on(self, device: str | torch.device) -> Tensor:
+        """The tensor on a device; the copy stays there as long as this object lives."""
+        device = torch.empty(0, device=device).device  # "cuda" and "cuda:0" are one place
+        if device not in self._copies:
+            self._copies.setdefault(device, next(iter(self._copies.values())).to(device))
+        return self._copies[device]
+
+
+class TensorData(Data):
+    """Rows of a shared tensor under a task's labels; a batch is gathered and transformed on the device."""
+
+    def __init__(
+        self, inputs: Shared, rows: Tensor, labels: Tensor, classes: int, transform: Transform | None = None
+    ) -> None:
+        self.labels = labels
+        self.classes = classes
+        self.shape = tuple(inputs.shape[1:])
+        self._shared = inputs
+        self._inputs = inputs.on(labels.device)
+        self._rows = rows.to(labels.device)
+        self._transform = (transform or Pipeline()).to(labels.device)
+
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        x = self._inputs.index_select(0, self._rows[index])
+        x = self._transform(x, generator)
+        return x.float() if x.dtype == torch.uint8 else x, self.labels[index]
+
+    def to(self, device: str | torch.device) -> TensorData:
+        return TensorData(self._shared, self._rows, self.labels.to(device), self.classes, self._transform)
+
+
+class TensorSplit(Split):
+    """A decoded split: inputs [N, ...] as stored (uint8 or float32), and how to augment and scale them."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        augment: tuple[Transform, ...] = (),
+        normalize: Transform | None = None,
+        digest: str | None = None,
+    ) -> None:
+        self.labels = labels
+        self.digest = digest or digest_of(images, labels)
+        self.augment = augment
+        self.normalize = normalize
+        self._shared = Shared(images)
+
+    @property
+    def images(self) -> Tensor:
+        return self._shared.on("cpu")
+
+    def select(self, rows: Tensor, labels: Tensor, classes: int, warp: tuple[Transform, ...] = ()) -> TensorData:
+        scale = (self.normalize,) if self.normalize else ()
+        return TensorData(self._shared, rows, labels, classes, Pipeline((*self.augment, *warp, *scale)))

@@ -1,0 +1,1 @@
+"""Benchmarks, configurations, runs and their records, metrics."""

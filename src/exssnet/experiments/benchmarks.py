@@ -1,0 +1,71 @@
+"""Benchmarks as data: one YAML file each in `recipes/`, with a recipe per method. Read without torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from exssnet.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from exssnet.data.task import Stream
+    from exssnet.experiments.config import RunConfig
+
+
+@cache
+def recipes() -> dict[str, dict[str, Any]]:
+    """Every benchmark's recipe file, by name."""
+    import yaml
+
+    folder = resources.files(__package__) / "recipes"
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return {name.removesuffix(".yaml"): yaml.safe_load((folder / name).read_text("utf-8")) for name in files}
+
+
+def recipe(benchmark: str) -> dict[str, Any]:
+    """One benchmark's recipe file."""
+    if benchmark not in recipes():
+        raise unknown("benchmark", benchmark, recipes())
+    return recipes()[benchmark]
+
+
+def stream(config: RunConfig) -> Stream:
+    """The tasks of a run, as its configuration says."""
+    from exssnet import data
+
+    if config.images is not None:
+        if config.source != "imagenet":
+            raise InputError(f"--images is for split-imagenet: {config.benchmark} reads {config.source}")
+        dataset = data.image_folder(config.images)
+    else:
+        dataset = data.load(config.source)
+    cut: dict[str, Any] = {
+        "validation": config.validation,
+        "validation_seed": config.seed,
+        "samples_per_class": config.samples_per_class,
+    }
+    if config.stream == "permuted":
+        return data.permuted(dataset, config.tasks, config.seed, **cut)
+    if config.stream == "rotated":
+        return data.rotated(dataset, config.tasks, **cut)
+    return data.split(dataset, config.tasks, class_order(config, dataset.classes), **cut)
+
+
+def class_order(config: RunConfig, classes: int) -> list[int]:
+    """The order in which classes are dealt to tasks: by seed, by number, or as listed."""
+    import torch
+
+    from exssnet import randomness
+
+    if config.class_order == "natural":
+        return list(range(classes))
+    if config.class_order == "seed":
+        draw = randomness.generator(config.class_order_seed, "class order")
+        return [int(label) for label in torch.randperm(classes, generator=draw)]
+    try:
+        return [int(label) for label in config.class_order.split(",")]
+    except ValueError:
+        raise InputError(
+            f"class order '{config.class_order}' is not known: give seed, natural, or classes such as 3,1,0,2"
+        ) from None

@@ -1,0 +1,102 @@
+"""A run's folder: `config.yaml`, `log.jsonl`, `results.json`, and a checkpoint while it is unfinished."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from exssnet.errors import ExssnetError, RunError
+from exssnet.experiments.config import RunConfig
+from exssnet.train.checkpoint import write_bytes
+
+
+class RunFolder:
+    """Reads and writes one run's files; every file but the log is replaced whole."""
+
+    def __init__(self, out: Path, config: RunConfig) -> None:
+        self.config = config
+        self.path = out / config.folder
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self._config, self._results = self.path / "config.yaml", self.path / "results.json"
+        self._log, self._lock = self.path / "log.jsonl", self.path / ".lock"
+
+    def check(self) -> None:
+        """Refuse, before anything is written, a folder of another configuration or one that cannot be written."""
+        if self._config.exists():
+            there = RunConfig.from_yaml(self._config.read_text("utf-8"), str(self._config))
+            differences = there.differences(self.config)
+            if differences:
+                raise RunError(
+                    f"{self.path} holds a run with another configuration ({', '.join(differences)} differ): "
+                    f"choose another --out, or delete the folder"
+                )
+        place = self.path
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise RunError(f"cannot write to {place}: choose another --out folder")
+
+    def results(self) -> dict[str, Any] | None:
+        """The record, if the run is finished."""
+        if not self._results.exists():
+            return None
+        record: dict[str, Any] = json.loads(self._results.read_text("utf-8"))
+        return record
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Make the folder and hold it against other processes; a killed process lets go of it.
+
+        A run that is refused on its way leaves nothing behind, unless there was something to resume before.
+        """
+        fresh = not self._config.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = self._lock.open("w")
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path} ({error.strerror}): choose another --out folder") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"{self.path} is being written by another process: wait for it to end") from None
+            for left_by_a_kill in self.path.glob(".*.tmp"):
+                left_by_a_kill.unlink()
+            if fresh:
+                write_bytes(self._config, self.config.to_yaml().encode())
+            try:
+                yield
+            except ExssnetError:
+                if fresh:
+                    self._remove()
+                raise
+            self._lock.unlink(missing_ok=True)
+
+    def _remove(self) -> None:
+        for file in (self._config, self._log, self.checkpoint, self._lock):
+            file.unlink(missing_ok=True)
+        for folder in (self.path, *self.path.parents[:2]):  # seed, method, benchmark
+            if any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+    def finish(self, record: dict[str, Any]) -> None:
+        write_bytes(self._results, (json.dumps(record, indent=1) + "\n").encode())
+        self.checkpoint.unlink(missing_ok=True)
+
+    def cut_log(self, size: int) -> None:
+        """Take the log back to what a checkpoint knew of it."""
+        with self._log.open("ab") as log:
+            log.truncate(size)
+
+    def log_size(self) -> int:
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def log(self, **event: Any) -> None:
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(event) + "\n")

@@ -1,0 +1,231 @@
+"""One run: a method learns a benchmark's stream, and leaves a record that says everything."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exssnet.data.task import Stream, Task
+from exssnet.errors import InputError
+from exssnet.experiments import benchmarks, metrics
+from exssnet.experiments.config import RunConfig
+from exssnet.experiments.folder import RunFolder
+from exssnet.methods import Method, parse
+from exssnet.models import build
+from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
+from exssnet.version import __version__
+
+CHECKPOINT_SECONDS = 30.0
+
+
+def run(
+    config: RunConfig, out: Path, listener: Listener | None = None, checkpoint_seconds: float = CHECKPOINT_SECONDS
+) -> dict[str, Any]:
+    """Make the run, or the rest of it; a finished one is only read. Its record."""
+    folder = RunFolder(out, config)
+    folder.check()
+    record = folder.results()
+    if record is not None:
+        return record
+    with _threads(config.threads):
+        stream, method = prepare(config)
+        with folder.writing():
+            return _Run(config, folder, stream, method, listener or Listener(), checkpoint_seconds).finish()
+
+
+def prepare(config: RunConfig) -> tuple[Stream, Method]:
+    """Stream and method of a configuration, on its device; everything that can be refused is refused here."""
+    kind, _ = parse(config.method)
+    settings = kind.settings_type(**config.settings)
+    _train_settings(config)
+    stream = benchmarks.stream(config)
+    module = build(config.network, stream.input_shape, stream.max_classes, config.width)
+    method = kind(module, settings, config.seed, config.head)
+    method.to(config.device)
+    return stream, method
+
+
+def _train_settings(config: RunConfig) -> TrainSettings:
+    if config.select == "best" and not config.validation:
+        raise InputError("select 'best' needs a validation part: give a share of the training data, --validation 0.1")
+    return TrainSettings(config.batch_size, config.optimizer, config.select)
+
+
+class _Run:
+    """A run in progress: what it has so far, and how it is saved and taken up again."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, stream: Stream, method: Method, listener: Listener,
+        checkpoint_seconds: float,
+    ) -> None:  # fmt: skip
+        self.config, self.folder, self.stream, self.method = config, folder, stream, method
+        self.listener = listener
+        self.matrix: list[list[float | None]] = []
+        self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
+        self._checkpoint_seconds = checkpoint_seconds
+        self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
+        self.trainer = Trainer(
+            method, config.seed, _train_settings(config), _Logged(folder, listener), self._save_if_due
+        )
+
+    def finish(self) -> dict[str, Any]:
+        snapshot = self._resume()
+        for index in range(len(self.matrix), len(self.stream)):
+            task = _on(self.stream[index], self.config.device)
+            self.seconds.append(self.trainer.learn(task, snapshot))
+            snapshot = None
+            self._evaluate(task)
+            if index + 1 < len(self.stream):
+                self._save_if_due(between_tasks=True)
+        record = self._record()
+        self.folder.finish(record)
+        return record
+
+    def _evaluate(self, learned: Task) -> None:
+        """The test split is read here and nowhere else: once per learned task and task."""
+        started = time.perf_counter()
+        row: list[float | None] = []
+        for index in range(learned.index + 1):
+            task = learned if index == learned.index else self.stream[index]
+            test = task.test.to(self.config.device)
+            row.append(accuracy(partial(self.method.logits, task=task.name), test))
+        self.seconds[-1]["evaluation"] = time.perf_counter() - started
+        self.matrix.append(row + [None] * (len(self.stream) - len(row)))
+        self.folder.log(event="task", task=learned.name, accuracies=row)
+        self.listener.task_ended(learned.name, [a for a in row if a is not None])
+
+    # --- stopping and going on -------------------------------------------------------------------------------
+
+    def _save_if_due(self, between_tasks: bool = False) -> None:
+        if time.perf_counter() - self._saved < self._checkpoint_seconds:
+            return
+        self._saved = time.perf_counter()
+        tensors, facts = self.method.state()
+        everything = {f"method.{name}": tensor for name, tensor in tensors.items()}
+        position: dict[str, Any] | None = None
+        if not between_tasks:
+            inside, position = self.trainer.snapshot()
+            everything |= {f"trainer.{name}": tensor for name, tensor in inside.items()}
+        progress = {
+            "method": facts,
+            "position": position,
+            "matrix": self.matrix,
+            "seconds": self.seconds,
+            "elapsed": self._elapsed(),
+            "log": self.folder.log_size(),
+        }
+        checkpoint.write(self.folder.checkpoint, everything, progress)
+
+    def _resume(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Take up the checkpoint, if there is one; where it was inside a task."""
+        if not self.folder.checkpoint.exists():
+            self.folder.cut_log(0)
+            return None
+        tensors, progress = checkpoint.read(self.folder.checkpoint)
+        self.method.load_state(_part(tensors, "method."), progress["method"])
+        self.matrix, self.seconds = progress["matrix"], progress["seconds"]
+        self._before = progress["elapsed"]
+        self.folder.cut_log(progress["log"])
+        if progress["position"] is None:
+            return None
+        return _part(tensors, "trainer."), progress["position"]
+
+    def _elapsed(self) -> float:
+        return self._before + time.perf_counter() - self._started
+
+    # --- the record ------------------------------------------------------------------------------------------
+
+    def _record(self) -> dict[str, Any]:
+        config, stream = self.config, self.stream
+        proof = self.method.verify()
+        facts = self.method.facts()
+        overlaps = facts.get("sparse_overlap")
+        return {
+            "benchmark": config.benchmark,
+            "method": config.method,
+            "seed": config.seed,
+            "miniature": config.samples_per_class is not None,
+            "tasks": len(stream),
+            "class_order": stream.class_order,
+            "accuracy_matrix": self.matrix,
+            "average_accuracy": metrics.average_accuracy(self.matrix),
+            "forgetting": metrics.forgetting(self.matrix),
+            "sparse_overlap": overlaps,
+            "average_sparse_overlap": None if overlaps is None else metrics.average_overlap(overlaps),
+            "zero_forgetting": None if proof is None else {
+                "verified": proof.verified,
+                "digests": proof.digests,
+                "changed": [f"{task}: {tensor}" for task, tensor in proof.changed],
+            },
+            "transfer": facts.get("transfer"),
+            "storage": facts.get("storage"),
+            "seconds": {"total": self._elapsed(), "tasks": self.seconds},
+            "device": device_name(config.device),
+            "versions": versions(),
+            "data_digests": stream.data_digests,
+            "config": asdict(config),
+        }  # fmt: skip
+
+
+class _Logged(Listener):
+    """Writes every epoch to the run's log and passes everything on."""
+
+    def __init__(self, folder: RunFolder, listener: Listener) -> None:
+        self._folder, self._to = folder, listener
+        self.task_started = listener.task_started  # type: ignore[method-assign]
+        self.phase_started = listener.phase_started  # type: ignore[method-assign]
+        self.progress = listener.progress  # type: ignore[method-assign]
+
+    def epoch_ended(self, report: EpochReport) -> None:
+        self._folder.log(event="epoch", **asdict(report))
+        self._to.epoch_ended(report)
+
+
+class _threads:
+    """So many CPU threads for a while; the number that was set before comes back."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __enter__(self) -> None:
+        self.before = torch.get_num_threads()
+        if self.count:
+            torch.set_num_threads(self.count)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self.before)
+
+
+def _on(task: Task, device: str) -> Task:
+    held = None if task.validation is None else task.validation.to(device)
+    return replace(task, train=task.train.to(device), test=task.test.to(device), validation=held)
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def device_name(device: str) -> str:
+    """A device as a record names it."""
+    if device.startswith("cuda"):
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def versions() -> dict[str, str]:
+    """What a result may depend on."""
+    import numpy
+
+    return {
+        "exssnet": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }

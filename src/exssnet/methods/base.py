@@ -1,0 +1,102 @@
+"""What a method is: phases to train, a loss, and at most four more places to say something.
+
+The training loop asks for the phases of a task one after the other, trains each, and calls `end_task`. What stands
+between two `yield`s of `phases` runs when the phase before it has been trained.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from exssnet.core.proof import Verification
+from exssnet.data.task import Task
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training: these parameters, this long, with a fresh optimizer and schedule from this rate."""
+
+    name: str
+    parameters: list[Tensor]
+    epochs: int
+    lr: float
+
+
+@dataclass
+class Batch:
+    """Examples of the task being learned; the method leaves its logits here for the loop to count."""
+
+    x: Tensor
+    y: Tensor
+    logits: Tensor | None = None
+
+
+class Method(ABC):
+    """A way to learn one task after another."""
+
+    name: ClassVar[str]
+    settings_type: ClassVar[type[Any]]
+
+    def __init__(self, module: nn.Module, settings: Any, seed: int, head: str = "shared") -> None:
+        self.settings, self.seed, self.head = settings, seed, head
+
+    # --- what a method writes ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def phases(self, task: Task) -> Iterator[Phase]:
+        """Get ready for the task and yield what to train."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, *, training: bool) -> Tensor:
+        """Logits for the task being learned."""
+
+    @abstractmethod
+    def logits(self, x: Tensor, task: str) -> Tensor:
+        """Logits for a learned task, in evaluation mode and without gradients."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        batch.logits = self.forward(batch.x, training=True)
+        return cross_entropy(batch.logits, batch.y)
+
+    def after_backward(self) -> None:
+        """Change gradients before the optimizer steps."""
+        return
+
+    @abstractmethod
+    def end_task(self, task: Task) -> None:
+        """Keep what was learned."""
+
+    # --- what the loop and the record ask for ----------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def planned_epochs(settings: Any) -> int:
+        """Epochs per task, all phases together."""
+
+    @abstractmethod
+    def to(self, device: str) -> None: ...
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Tensors that move in place while a phase trains, without being parameters."""
+        return {}
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything the finished tasks left behind: tensors, and JSON."""
+
+    @abstractmethod
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def verify(self) -> Verification | None:
+        """Check the promise of zero forgetting; None from a method that does not make it."""
+
+    def facts(self) -> dict[str, Any]:
+        """The method's part of the run record: overlap, transfer, storage."""
+        return {}

@@ -1,0 +1,20 @@
+"""SSNeT: a supermask, then all the weights in it. It forgets: later tasks overwrite what earlier ones share."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from exssnet.methods.exssnet import ExSSNeT
+
+
+class SSNeT(ExSSNeT):
+    """Find a supermask, then train all its weights, also those that earlier tasks use."""
+
+    name = "ssnet"
+    exclusive = False
+
+    def trainable(self, mask: Tensor) -> Tensor | None:
+        return mask
+
+    def trained_weights(self) -> int:
+        return int(self.network.bank.used.count_nonzero())

@@ -1,0 +1,132 @@
+"""`Model`: one network of your own that learns task after task and forgets none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from exssnet.core.network import LearnedTask
+from exssnet.core.proof import Verification
+from exssnet.data.inputs import as_data, as_inputs, count_classes
+from exssnet.data.task import Task
+from exssnet.errors import InputError
+from exssnet.methods import parse
+from exssnet.methods.supsup import MaskSettings, SupSup
+from exssnet.train import Listener, Trainer, TrainSettings, accuracy
+from exssnet.train.optimizers import OptimizerFactory
+
+if TYPE_CHECKING:
+    from exssnet.data.inputs import Array, Examples
+
+
+class Model:
+    """A shared network and the tasks learned on it.
+
+        model = exssnet.Model(module, density=0.1, seed=0)
+        model.learn("birds", (images, labels), epochs=(15, 15))
+        model.predict(photos, task="birds")
+
+    The module is copied, never changed. Its Linear, convolution and attention weights are redrawn from the seed
+    (`init="keep"` leaves a pretrained module's weights) and shared by all tasks; `private` names what each task
+    gets a trained copy of ("norm", "bias", or patterns of parameter names); `head="task"` gives every task a head
+    of its own, with as many outputs as the task has classes.
+    """
+
+    def __init__(
+        self, module: nn.Module, density: float = 0.1, seed: int = 0, *, method: str = "exssnet+kkt",
+        init: str = "signed", private: Collection[str] = (), head: str = "shared", head_layer: str | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:  # fmt: skip
+        kind, kkt = parse(method)
+        if not issubclass(kind, SupSup):
+            raise InputError(f"method '{method}' keeps no masks: a Model learns with exssnet, ssnet or supsup")
+        self.method, self.seed = method, seed
+        self._method = kind(
+            module, MaskSettings(density=density, kkt=kkt), seed, head,
+            init=init, private=private, head_layer=head_layer,
+        )  # fmt: skip
+        if device is not None:
+            self.to(device)
+
+    def learn(
+        self, name: str, train: Examples, epochs: tuple[int, int] = (15, 15), *,
+        validation: Examples | None = None, classes: int | None = None, lr: float = 0.01, weight_lr: float = 0.003,
+        batch_size: int = 64, optimizer: str | OptimizerFactory = "adam", select: str = "last",
+        listener: Listener | None = None,
+    ) -> LearnedTask:  # fmt: skip
+        """Add a task: `epochs` of mask learning, then of training the free weights in the mask.
+
+        `train` is a pair (inputs, labels) of tensors or arrays, a map-style torch Dataset, or a DataLoader of one;
+        labels count from 0. With a `validation` part, `select="best"` keeps each phase's best epoch on it.
+        Nothing of the model changes unless the task is learned to its end; every earlier task is then checked
+        against its digest.
+        """
+        data = as_data(train, classes)
+        count_classes(data.labels)  # also where `classes` says more, two must occur to be learned
+        held = None if validation is None else as_data(validation, data.classes)
+        network = self._method.network
+        network.check_new(name, data.classes)
+        network.check_input(data.batch(torch.arange(1))[0].to(network.device), data.classes)
+        task = Task(
+            index=len(self.tasks),
+            name=name,
+            classes=tuple(range(data.classes)),
+            train=data.to(network.device),
+            test=data,  # a Model never looks at a test split
+            validation=None if held is None else held.to(network.device),
+        )
+        self._method.settings = replace(
+            self._method.settings, mask_epochs=epochs[0], weight_epochs=epochs[1], lr=lr, weight_lr=weight_lr
+        )
+        Trainer(self._method, self.seed, TrainSettings(batch_size, optimizer, select), listener).learn(task)
+        return network.tasks[name]
+
+    def logits(self, x: Array, task: str) -> Tensor:
+        """Raw outputs [N, classes] of a task's subnetwork."""
+        return self._method.logits(as_inputs(x).to(self._method.network.device), task)
+
+    def probabilities(self, x: Array, task: str) -> Tensor:
+        """Softmax of the outputs [N, classes]."""
+        return self.logits(x, task).softmax(1)
+
+    def predict(self, x: Array, task: str) -> Tensor:
+        """The most likely class of each input [N], counted from 0 within the task."""
+        return self.logits(x, task).argmax(1)
+
+    def evaluate(self, examples: Examples, task: str) -> float:
+        """Accuracy in percent on labelled examples of a learned task."""
+        data = as_data(examples, self._method.network.task(task).classes).to(self._method.network.device)
+        return accuracy(lambda x: self._method.logits(x, task), data)
+
+    @property
+    def tasks(self) -> tuple[LearnedTask, ...]:
+        """The learned tasks, in order."""
+        return tuple(self._method.network.tasks.values())
+
+    @property
+    def free(self) -> float:
+        """Share of the masked weights that no task uses yet."""
+        bank = self._method.network.bank
+        return bank.free_count / bank.size
+
+    def verify(self) -> Verification:
+        """Check every task against the digest taken when it was learned; raises `ForgettingError` if one differs.
+
+        SSNeT, which forgets by design, reports the changed tensors instead.
+        """
+        report = self._method.network.verify()
+        if self._method.exclusive:
+            report.require()
+        return report
+
+    def bake(self, task: str) -> nn.Module:
+        """A plain `nn.Module` that computes what the task's subnetwork computes, without this package."""
+        return self._method.network.bake(task)
+
+    def to(self, device: str | torch.device) -> Model:
+        self._method.to(str(device))
+        return self

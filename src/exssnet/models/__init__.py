@@ -1,0 +1,55 @@
+"""The networks of the paper, by name: plain modules without biases that know nothing of masks.
+
+The classifier is called `head` in every one of them. Names, widths and descriptions are read without torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from exssnet.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a network is made, by `builder(input_shape, classes, width)`, and what to know before."""
+
+    module: str
+    builder: str
+    width: float
+    description: str
+
+
+MODELS = {
+    "lenet-300-100": Entry("lenet", "LeNet", 1, "MLP with 300 and 100 hidden units; width multiplies them"),
+    "resnet18": Entry("resnet", "resnet18", 20, "ResNet-18 for 32×32 images; width = filters of the stem"),
+    "resnet50": Entry("resnet", "resnet50", 64, "ResNet-50 with 7×7/2 stem and max-pool; width = filters of the stem"),
+}
+
+
+def build(name: str, input_shape: Sequence[int], classes: int, width: float | None = None) -> "nn.Module":
+    """A network for inputs of this shape (without the batch), at its usual width unless told another."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    if not input_shape or min(input_shape) < 1:
+        raise InputError(f"input shape {tuple(input_shape)} has no size: give one such as (3, 32, 32)")
+    if classes < 1:
+        raise InputError(f"{classes} classes: a network needs at least one output")
+    entry = MODELS[name]
+    builder = getattr(import_module(f"{__name__}.{entry.module}"), entry.builder)
+    network: nn.Module = builder(tuple(input_shape), classes, entry.width if width is None else width)
+    return network
+
+
+def names() -> list[str]:
+    """The names `build` knows."""
+    return list(MODELS)
+
+
+def describe() -> dict[str, str]:
+    """One line on each network, by name."""
+    return {name: entry.description for name, entry in MODELS.items()}

@@ -1,0 +1,44 @@
+"""A checkpoint is one safetensors file: tensors by name and JSON in its header, replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from exssnet.errors import RunError
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Put a checkpoint in place of the one before; a reader sees the old one or the new one, never a part."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(plain, {"facts": json.dumps(facts)}))
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and JSON of a checkpoint."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except Exception as error:
+        raise RunError(f"{path} is no readable checkpoint ({error}): delete it to start the run anew") from error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file atomically: written beside it, flushed to disk, then renamed over it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,37 @@
+"""What a training loop tells whoever listens; a listener that does nothing is the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One finished epoch. Accuracies in percent; `accuracy` is over the training batches as they were seen."""
+
+    task: str
+    phase: str
+    epoch: int  # from 1
+    epochs: int
+    loss: float
+    accuracy: float
+    validation: float | None
+    lr: float
+    seconds: float
+
+
+class Listener:
+    """Override what you want to hear."""
+
+    def task_started(self, index: int, name: str) -> None: ...
+
+    def phase_started(self, name: str, epochs: int, done: int) -> None:
+        """A phase begins, `done` of its epochs already behind it (more than none after a resume)."""
+
+    def progress(self, share: float) -> None:
+        """This share of the current epoch is done; called often, so return fast."""
+
+    def epoch_ended(self, report: EpochReport) -> None: ...
+
+    def task_ended(self, name: str, accuracies: list[float]) -> None:
+        """The task is learned; accuracies (percent) on all tasks learned so far, this one last."""

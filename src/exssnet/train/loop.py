@@ -1,0 +1,214 @@
+"""The one training loop: every method, every phase.
+
+All randomness of an epoch is keyed by (seed, task, phase, epoch), so the loop can stop after any epoch and a later
+process can go on from a snapshot as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from exssnet import randomness
+from exssnet.data.task import Task
+from exssnet.errors import InputError
+from exssnet.methods.base import Batch, Method, Phase
+from exssnet.train.evaluate import accuracy
+from exssnet.train.listener import EpochReport, Listener
+from exssnet.train.optimizers import OptimizerFactory, cosine, optimizer_factory
+
+SELECTS = ("last", "best")
+Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How the loop runs, whatever the method. `select`: keep the last epoch, or the best on validation data."""
+
+    batch_size: int = 64
+    optimizer: str | OptimizerFactory = "adam"
+    select: str = "last"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}: it must be at least 1")
+        if self.select not in SELECTS:
+            raise InputError(f"select is '{self.select}': choose one of {', '.join(SELECTS)}")
+        optimizer_factory(self.optimizer)
+
+
+@dataclass
+class _Position:
+    """Where the loop is inside a task: what a snapshot must hold beside the method's own state."""
+
+    phases: list[Phase] = field(default_factory=list)
+    epoch: int = 0  # finished epochs of the last phase
+    optimizer: Optimizer | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # per phase
+    best: float = -1.0  # validation accuracy
+    best_tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Trainer:
+    """Learns tasks with a method. `after_epoch` is called when a snapshot may be taken."""
+
+    def __init__(
+        self, method: Method, seed: int, settings: TrainSettings | None = None,
+        listener: Listener | None = None, after_epoch: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.method, self.seed = method, seed
+        self.settings = settings or TrainSettings()
+        self.listener = listener or Listener()
+        self.after_epoch = after_epoch or (lambda: None)
+        self._at = _Position()
+
+    def learn(self, task: Task, snapshot: Snapshot | None = None) -> dict[str, float]:
+        """Learn one task, from its beginning or from a snapshot of it; seconds per phase."""
+        if self.settings.select == "best" and task.validation is None:
+            raise InputError("select 'best' needs a validation part: cut one from the training data")
+        self._at = _Position()
+        self.listener.task_started(task.index, task.name)
+        devices = [task.train.device] if task.train.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):  # the caller's own random state stays as it is
+            started = time.perf_counter()
+            for number, phase in enumerate(self.method.phases(task)):
+                if number == 0:  # what a method does before its first phase: KKT, above all
+                    self._at.seconds["setup"] = time.perf_counter() - started
+                self._at.phases.append(phase)
+                done = 0
+                if snapshot is not None:
+                    done = self._restore(snapshot, number, phase)
+                self._train(task, phase, done)
+        self.method.end_task(task)
+        return self._at.seconds
+
+    def _train(self, task: Task, phase: Phase, done: int) -> None:
+        if done == phase.epochs:
+            return
+        at = self._at
+        if not done:
+            at.epoch, at.best, at.best_tensors = 0, -1.0, {}
+            at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
+        self.listener.phase_started(phase.name, phase.epochs, done)
+        for epoch in range(done, phase.epochs):
+            started = time.perf_counter()
+            lr = cosine(phase.lr, epoch, phase.epochs)
+            loss, correct = self._epoch(task, phase, epoch, lr)
+            validation = None
+            if task.validation is not None:
+                validation = accuracy(lambda x: self.method.forward(x, training=False), task.validation)
+                self._remember_best(phase, validation)
+            at.epoch = epoch + 1
+            seconds = time.perf_counter() - started
+            at.seconds[phase.name] = at.seconds.get(phase.name, 0.0) + seconds
+            self.listener.epoch_ended(
+                EpochReport(task.name, phase.name, epoch + 1, phase.epochs, loss, correct, validation, lr, seconds)
+            )
+            if at.epoch == phase.epochs and at.best_tensors:
+                _copy(at.best_tensors, self._moving(phase))
+            self.after_epoch()
+
+    def _epoch(self, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
+        """Train one epoch; mean loss, and accuracy in percent over the batches as they came."""
+        data, optimizer = task.train, self._at.optimizer
+        assert optimizer is not None
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        key = (task.name, phase.name, epoch)
+        torch.manual_seed(randomness.derive(self.seed, "module", *key))  # what the module draws itself: dropout
+        augment = randomness.generator(self.seed, "augmentation", *key, device=data.device)
+        order = torch.randperm(len(data), generator=randomness.generator(self.seed, "order", *key))
+        batches = _batches(order.to(data.device), self.settings.batch_size)
+        total = torch.zeros(2, device=data.device)  # summed loss, correct answers
+        for number, index in enumerate(batches, start=1):
+            batch = Batch(*data.batch(index, augment))
+            loss = self.method.loss(batch)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.method.after_backward()
+            optimizer.step()
+            assert batch.logits is not None
+            with torch.no_grad():
+                total[0] += loss.detach() * len(index)
+                total[1] += (batch.logits.detach().argmax(1) == batch.y).sum()
+            self.listener.progress(number / len(batches))
+        seen = sum(len(index) for index in batches)
+        mean, correct = (total / seen).tolist()
+        if not math.isfinite(mean):
+            raise InputError(
+                f"the loss became {mean} in task '{task.name}', phase {phase.name}, epoch {epoch + 1}: "
+                f"lower the learning rate (it was {lr:g}) or check the inputs"
+            )
+        return mean, 100 * correct
+
+    def _moving(self, phase: Phase) -> dict[str, Tensor]:
+        """All tensors that training changes in this phase, by name."""
+        parameters = {f"parameter.{i}": p for i, p in enumerate(phase.parameters)}
+        return parameters | {f"buffer.{name}": b for name, b in self.method.buffers().items()}
+
+    def _remember_best(self, phase: Phase, validation: float) -> None:
+        if self.settings.select == "best" and validation > self._at.best:
+            self._at.best = validation
+            self._at.best_tensors = {n: t.detach().clone() for n, t in self._moving(phase).items()}
+
+    # --- snapshots -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The place inside the current task, to be restored by `learn` in another process."""
+        at = self._at
+        tensors: dict[str, Tensor] = {}
+        for number, phase in enumerate(at.phases[:-1]):  # copies: a task's private tensors are in every phase
+            tensors |= {f"phase.{number}.{i}": p.clone() for i, p in enumerate(phase.parameters)}
+        if at.phases:
+            tensors |= {f"now.{name}": t for name, t in self._moving(at.phases[-1]).items()}
+            tensors |= {f"best.{name}": t for name, t in at.best_tensors.items()}
+            assert at.optimizer is not None
+            for i, state in at.optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{key}": torch.as_tensor(value) for key, value in state.items()}
+        facts = {"phase": len(at.phases) - 1, "epoch": at.epoch, "seconds": dict(at.seconds), "best": at.best}
+        return {name: tensor.detach() for name, tensor in tensors.items()}, facts
+
+    def _restore(self, snapshot: Snapshot, number: int, phase: Phase) -> int:
+        """Bring a phase to where the snapshot has it; how many of its epochs are done."""
+        tensors, facts = snapshot
+        at = self._at
+        at.seconds = dict(facts["seconds"])
+        if number > facts["phase"]:
+            return 0
+        if number < facts["phase"]:
+            _copy(_part(tensors, f"phase.{number}."), {str(i): p for i, p in enumerate(phase.parameters)})
+            return phase.epochs
+        _copy(_part(tensors, "now."), self._moving(phase))
+        at.epoch, at.best, at.best_tensors = facts["epoch"], facts["best"], _part(tensors, "best.")
+        at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _part(tensors, "optimizer.").items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        at.optimizer.load_state_dict({**at.optimizer.state_dict(), "state": state})
+        return at.epoch
+
+
+def _batches(order: Tensor, size: int) -> list[Tensor]:
+    """The order cut into batches; a last batch of one is left out, since batch statistics need two."""
+    batches = list(torch.split(order, size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches.pop()
+    return batches
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in target.items():
+            tensor.copy_(source[name])

@@ -1,0 +1,43 @@
+"""Optimizers by name, and the schedule: cosine to zero over a phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from exssnet.errors import unknown
+
+OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
+
+
+def _adam(parameters: list[Tensor], lr: float) -> Optimizer:
+    return torch.optim.Adam(parameters, lr, fused=True)
+
+
+def _adamw(parameters: list[Tensor], lr: float) -> Optimizer:
+    return torch.optim.AdamW(parameters, lr, fused=True)
+
+
+def _sgd(parameters: list[Tensor], lr: float) -> Optimizer:
+    return torch.optim.SGD(parameters, lr, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd}
+
+
+def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory:
+    """A named optimizer's factory; a factory is passed through."""
+    if callable(optimizer):
+        return optimizer
+    if optimizer not in OPTIMIZERS:
+        raise unknown("optimizer", optimizer, OPTIMIZERS)
+    return OPTIMIZERS[optimizer]
+
+
+def cosine(lr: float, epoch: int, epochs: int) -> float:
+    """The rate of an epoch (from 0): half a cosine from `lr` towards zero."""
+    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2

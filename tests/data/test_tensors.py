@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from exssnet.data import Dataset, Shared, TensorData, split
+
+
+def test_tasks_of_one_data_set_share_one_image_tensor(digits):
+    stored = {task.train._inputs.data_ptr() for task in split(digits, 5)}
+    assert stored == {digits.train.images.data_ptr()}
+
+
+def test_tasks_on_another_device_share_one_copy_there(digits):
+    moved = [task.train.to("meta") for task in split(digits, 5)]
+    assert len({id(data._inputs) for data in moved}) == 1
+    assert moved[0].device.type == "meta"
+
+
+def test_a_batch_is_float32_augmented_only_with_a_generator(cifar100: Dataset):
+    task = split(cifar100, 10)[0]
+    index = torch.arange(0, len(task.train), 50)
+    plain, labels = task.train.batch(index)
+    again, _ = task.train.batch(index)
+    first, same_labels = task.train.batch(index, torch.Generator().manual_seed(1))
+    second, _ = task.train.batch(index, torch.Generator().manual_seed(1))
+    assert plain.dtype == first.dtype == torch.float32
+    assert plain.shape == (len(index), 3, 32, 32)
+    assert torch.equal(plain, again)
+    assert torch.equal(first, second)
+    assert torch.equal(labels, same_labels)
+    assert not torch.equal(plain, first)
+
+
+def test_normalised_cifar_has_zero_mean_and_unit_deviation(cifar100: Dataset):
+    data = split(cifar100, 1)[0].train
+    x, _ = data.batch(torch.arange(0, len(data), 10))
+    assert x.mean((0, 2, 3)).abs().max() < 0.03
+    assert (x.std((0, 2, 3)) - 1).abs().max() < 0.03
+
+
+def test_gradients_never_reach_the_stored_data():
+    data = TensorData(Shared(torch.zeros(4, 2)), torch.arange(4), torch.tensor([0, 1, 0, 1]), 2)
+    x, _ = data.batch(torch.arange(4))
+    x += 1
+    assert torch.equal(data.batch(torch.arange(4))[0], torch.zeros(4, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_five_tasks_on_a_gpu_hold_one_copy_and_their_batches_can_be_captured(digits):
+    before = torch.cuda.memory_allocated()
+    tasks = [task.train.to("cuda") for task in split(digits, 5)]
+    size = digits.train.images.numel()
+    assert size <= torch.cuda.memory_allocated() - before < 2 * size
+    index = torch.arange(16, device="cuda")
+    expected = tasks[1].batch(index)[0]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = tasks[1].batch(index)
+    graph.replay()
+    assert torch.equal(captured, expected)

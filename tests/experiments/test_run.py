@@ -1,0 +1,188 @@
+"""Runs as a user makes them: real processes, killed and started again."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from exssnet.errors import InputError, RunError
+from exssnet.experiments.config import resolve
+from exssnet.experiments.run import run
+
+SHORT = {"mask_epochs": 2, "weight_epochs": 2, "tasks": 3}
+
+KEYS = {
+    "benchmark", "method", "seed", "tasks", "class_order", "accuracy_matrix", "average_accuracy", "forgetting",
+    "sparse_overlap", "average_sparse_overlap", "zero_forgetting", "transfer", "storage", "seconds", "device",
+    "versions", "data_digests",
+}  # fmt: skip
+
+
+def short(method="exssnet+kkt", seed=0, **changes):
+    return resolve("split-digits", method, seed, **(SHORT | changes))
+
+
+def outcome(record):
+    """What two runs of one configuration must agree in."""
+    return {key: record[key] for key in record if key not in ("seconds",)}
+
+
+@pytest.mark.parametrize("method", ["supsup", "ssnet", "exssnet", "supsup+kkt", "ssnet+kkt", "exssnet+kkt"])
+def test_a_run_leaves_config_log_and_a_full_record(tmp_path, method):
+    record = run(short(method), tmp_path)
+    folder = tmp_path / "split-digits" / method / "seed-0"
+    assert {file.name for file in folder.iterdir()} == {"config.yaml", "log.jsonl", "results.json"}
+    assert json.loads((folder / "results.json").read_text()) == record
+    assert record.keys() >= KEYS
+    assert yaml.safe_load((folder / "config.yaml").read_text())["settings"]["density"] == 0.1
+
+    matrix = record["accuracy_matrix"]
+    assert [[a is not None for a in row] for row in matrix] == [[True] * (i + 1) + [False] * (2 - i) for i in range(3)]
+    assert record["average_accuracy"] == pytest.approx(sum(matrix[-1]) / 3)
+    assert record["sparse_overlap"][0] is None
+    assert 0 < record["average_sparse_overlap"] < 1
+    assert sorted(label for group in record["class_order"] for label in group) == list(range(10))
+    proof = record["zero_forgetting"]
+    assert len(proof["digests"]) == 3
+    assert proof["verified"] == (not method.startswith("ssnet"))
+    if proof["verified"]:
+        assert record["forgetting"] == 0
+        assert proof["changed"] == []
+    lenders = [transfer["task"] for transfer in record["transfer"]]
+    assert lenders[0] is None
+    assert any(lenders) == method.endswith("+kkt")
+    assert len(record["seconds"]["tasks"]) == 3
+    assert set(record["seconds"]["tasks"][0]) == {"setup", "mask", "evaluation"} | (
+        set() if method.startswith("supsup") else {"weights"}
+    )
+
+    storage = record["storage"]
+    weights = 64 * 300 + 300 * 100 + 100 * 4
+    assert storage["mask_bits"] == 3 * weights
+    assert storage["private_bits"] == 0
+    trained = {"supsup": 0, "ssnet": 1, "exssnet": 1}[method.removesuffix("+kkt")]
+    assert storage["paper_formula_bits"] == trained * 32 * round(0.3 * weights) + 3 * weights
+    assert (storage["weight_bits"] > 0) == bool(trained)
+    assert storage["weight_bits"] <= trained * 32 * round(0.3 * weights)
+
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events].count("task") == 3
+    assert sum(event["event"] == "epoch" for event in events) == 3 * (2 if method.startswith("supsup") else 4)
+
+
+def test_equal_seeds_agree_and_different_seeds_differ_in_everything_drawn(tmp_path):
+    first = run(short(), tmp_path / "a")
+    again = run(short(), tmp_path / "b")
+    other = run(short(seed=1), tmp_path / "a")
+    assert outcome(first) == outcome(again)
+    assert first["class_order"] != other["class_order"]
+    assert set(first["zero_forgetting"]["digests"].values()).isdisjoint(other["zero_forgetting"]["digests"].values())
+
+
+def test_class_order_can_be_fixed_apart_from_the_seed(tmp_path):
+    by_seed = [run(short(seed=seed, class_order_seed=7), tmp_path)["class_order"] for seed in (0, 1)]
+    assert by_seed[0] == by_seed[1]
+    listed = run(short(seed=2, class_order="9,8,7,6,5,4"), tmp_path)["class_order"]
+    assert listed == [[9, 8], [7, 6], [5, 4]]
+    natural = run(short(seed=3, class_order="natural"), tmp_path)["class_order"]
+    assert natural == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_a_finished_run_is_only_read(tmp_path):
+    record = run(short(), tmp_path)
+    results = tmp_path / "split-digits/exssnet+kkt/seed-0/results.json"
+    before = results.stat().st_mtime_ns
+    assert run(short(), tmp_path) == record
+    assert results.stat().st_mtime_ns == before
+
+
+def test_a_folder_of_another_configuration_is_refused_and_left_alone(tmp_path):
+    run(short(), tmp_path)
+    with pytest.raises(RunError, match=r"another configuration \(density, lr differ\)"):
+        run(short(density=0.2, lr=0.02), tmp_path)
+
+
+def test_a_second_process_cannot_write_the_same_run(tmp_path):
+    import fcntl
+
+    folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="is being written by another process"):
+            run(short(), tmp_path)
+
+
+def test_a_run_that_fails_on_its_way_leaves_nothing_behind(tmp_path):
+    with pytest.raises(InputError, match="the loss became"):
+        run(short(weight_lr=1e30), tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
+    record = run(short(validation=0.2, select="best"), tmp_path)
+    plain = run(short(), tmp_path / "plain")
+    assert record["data_digests"] == plain["data_digests"]
+    log = (tmp_path / "split-digits/exssnet+kkt/seed-0/log.jsonl").read_text().splitlines()
+    assert all(0 <= json.loads(line)["validation"] <= 100 for line in log if '"epoch"' in line)
+    with pytest.raises(InputError, match="needs a validation part"):
+        run(short(select="best", seed=5), tmp_path)
+
+
+def command(out, *extra):
+    return [
+        sys.executable, "-m", "exssnet", "run", "split-digits", "--method", "exssnet+kkt", "--tasks", "4",
+        "--mask-epochs", "6", "--weight-epochs", "6", "--out", str(out), *extra,
+    ]  # fmt: skip
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_record_bit_for_bit(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command(tmp_path / "whole"), check=True, env=environment, capture_output=True)
+    folder = "split-digits/exssnet+kkt/seed-0"
+    whole = json.loads((tmp_path / "whole" / folder / "results.json").read_text())
+
+    killed, interrupted = tmp_path / "killed", 0
+    dice = random.Random(0)
+    log = killed / folder / "log.jsonl"
+    for _ in range(40):
+        process = subprocess.Popen(command(killed, "--checkpoint-seconds", "0"), env=environment,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        lines = len(log.read_text().splitlines()) if log.exists() else 0
+        goal = lines + dice.randint(1, 14)
+        while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < goal):
+            time.sleep(0.002)
+        if process.poll() is None:
+            time.sleep(dice.random() * 0.03)  # anywhere inside an epoch, a checkpoint or an evaluation
+            process.send_signal(signal.SIGKILL)
+            interrupted += 1
+        if process.wait() == 0:
+            break
+    assert interrupted >= 3
+    resumed = json.loads((killed / folder / "results.json").read_text())
+    assert outcome(resumed) == outcome(whole)
+
+    def epochs(root):
+        events = [json.loads(line) for line in (root / folder / "log.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in event.items() if key != "seconds"} for event in events]
+
+    assert epochs(killed) == epochs(tmp_path / "whole")
+    assert {file.name for file in (killed / folder).iterdir()} == {"config.yaml", "log.jsonl", "results.json"}
+
+
+def test_the_config_file_repeats_the_run(tmp_path):
+    first = run(short(), tmp_path / "a")
+    config = tmp_path / "a/split-digits/exssnet+kkt/seed-0/config.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "exssnet", "run", "--config", str(config), "--out", str(tmp_path / "b"), "--json"],
+        check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    again = json.loads(done.stdout)
+    assert again["accuracy_matrix"] == first["accuracy_matrix"]
+    assert again["zero_forgetting"] == first["zero_forgetting"]

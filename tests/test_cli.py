@@ -1,0 +1,151 @@
+"""The command line as a user meets it: separate processes, their output and exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+QUICK = ("--mask-epochs", "1", "--weight-epochs", "1", "--tasks", "2")
+
+
+def exssnet(*arguments, cwd=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "exssnet", *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"} | environment,
+    )  # fmt: skip
+
+
+def test_a_run_prints_its_tasks_the_proof_and_where_it_lies(tmp_path):
+    done = exssnet("run", "split-digits", "--kkt", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress bar where there is no terminal
+    assert "exssnet+kkt on split-digits, seed 0" in done.stdout
+    assert "forgetting 0.00" in done.stdout
+    assert "zero forgetting: verified, all 2 tasks have the digest they were learned with" in done.stdout
+    assert "run: runs/split-digits/exssnet+kkt/seed-0" in done.stdout
+    assert (tmp_path / "runs/split-digits/exssnet+kkt/seed-0/results.json").exists()
+
+
+def test_several_methods_and_seeds_print_mean_and_spread(tmp_path):
+    done = exssnet("run", "split-digits", "--method", "ssnet,exssnet+kkt", "--seeds", "0,1", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.split("mean ± std over seeds")[1].splitlines()
+    assert [row.split()[0] for row in rows if "±" in row] == ["ssnet", "exssnet+kkt"]
+    assert "changed after they were learned" in done.stdout
+
+
+def test_json_prints_the_record_and_nothing_else(tmp_path):
+    done = exssnet("run", "split-digits", *QUICK, "--json", cwd=tmp_path)
+    record = json.loads(done.stdout)
+    assert record == json.loads((tmp_path / "runs/split-digits/exssnet/seed-0/results.json").read_text())
+    done = exssnet("run", "split-digits", *QUICK, "--seeds", "0,1", "--json", cwd=tmp_path)
+    assert [record["seed"] for record in json.loads(done.stdout)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("methods", ["exssnet", "ssnet", "supsup"]),
+        (
+            "benchmarks",
+            ["permuted-mnist", "rotated-mnist", "split-cifar100", "split-digits", "split-imagenet", "split-mnist",
+             "split-tiny-imagenet"],
+        ),
+        ("models", ["lenet-300-100", "resnet18", "resnet50"]),
+    ],
+)  # fmt: skip
+def test_list_names_everything_with_a_line_each(what, names):
+    done = exssnet("list", what, COLUMNS="200")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == names
+    assert all(len(line.split()) > 3 for line in done.stdout.splitlines())
+
+
+def test_help_and_import_do_not_import_torch():
+    code = (
+        "import sys, exssnet, exssnet.cli; assert 'torch' not in sys.modules; assert 'exssnet.model' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = (
+        "import sys; sys.argv = ['exssnet', '--help']\n"
+        "import atexit; atexit.register(lambda: print('torch' in sys.modules))\n"
+        "import exssnet.cli; exssnet.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "run" in done.stdout
+    assert exssnet("--version").stdout.startswith("exssnet 0.")
+
+
+BAD = {
+    "density 0": (["--density", "0"], "density is 0.0: it must be above 0 and at most 1"),
+    "density above 1": (["--density", "1.2"], "density is 1.2"),
+    "a layer without a weight": (["--density", "0.0001"], "without a weight: use at least 0.002"),
+    "unknown method": (["--method", "exsnet"], "unknown method 'exsnet': did you mean exssnet"),
+    "unknown method far off": (["--method", "zzz"], "choose one of exssnet, "),
+    "unknown model": (["--network", "resnet"], "unknown model 'resnet': did you mean resnet50 or resnet18?"),
+    "unknown optimizer": (["--optimizer", "adm"], "did you mean adam or adamw?"),
+    "unknown device": (["--device", "gpu"], "device 'gpu' is not known: give auto, cpu or cuda"),
+    "too many tasks": (["--tasks", "6"], "a task needs at least two classes"),
+    "no tasks": (["--tasks", "0"], "ask for at least 1"),
+    "a class twice": (["--class-order", "1,1,2,3"], "more than once"),
+    "a class that is not there": (["--class-order", "1,2,3,44"], "class order has 44"),
+    "a class order that is none": (["--class-order", "backwards"], "class order 'backwards' is not known"),
+    "bad seeds": (["--seeds", "0;1"], "give whole numbers with commas"),
+    "bad epochs": (["--mask-epochs", "0"], "mask_epochs is 0"),
+    "bad rate": (["--lr", "-1"], "lr is -1.0"),
+    "bad batch": (["--batch-size", "0"], "batch_size is 0"),
+    "bad validation": (["--validation", "1.5"], "validation is 1.5"),
+    "bad width": (["--width", "-1"], "width"),
+    "bad head": (["--head", "tail"], "head is 'tail'"),
+    "bad threads": (["--threads", "-2"], "threads is -2"),
+    "images for another benchmark": (["--images", "x"], "--images is for split-imagenet"),
+    "best without validation": (["--select", "best"], "needs a validation part"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(tmp_path, case):
+    options, message = BAD[case]
+    arguments = [*QUICK, *options] if "--tasks" not in options else [*QUICK[:4], *options]
+    done = exssnet("run", "split-digits", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("exssnet: ")
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_benchmarks_are_offered_the_nearest(tmp_path):
+    done = exssnet("run", "split-minst", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "exssnet: unknown benchmark 'split-minst': did you mean split-mnist or split-imagenet or split-digits?\n")  # fmt: skip  # noqa: E501
+    assert exssnet("run", cwd=tmp_path).stderr.startswith("exssnet: no benchmark named")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_is_nowhere_is_one_line(tmp_path):
+    done = exssnet("run", "split-tiny-imagenet", cwd=tmp_path, EXSSNET_DATA=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "zh-plus/tiny-imagenet" in done.stderr
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = exssnet("run", "split-digits", *QUICK, "--out", tmp_path / "file" / "runs")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert f"cannot write to {tmp_path}/file: choose another --out folder" in done.stderr
+    done = exssnet("run", "split-digits", *QUICK, "--out", "/proc/runs")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "choose another --out folder" in done.stderr
+
+
+def test_a_run_folder_from_another_config_is_refused_and_unchanged(tmp_path):
+    exssnet("run", "split-digits", *QUICK, cwd=tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    done = exssnet("run", "split-digits", *QUICK, "--density", "0.3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds a run with another configuration (density differ" in done.stderr
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
