@@ -1,12 +1,20 @@
 """The data mirror, a cache that lives for one test session, one thread for torch."""
 
+import io
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import settings
+from PIL import Image
+
+WriteParquet = Callable[..., Path]
 
 # the first call of a torch operator can take longer than hypothesis' deadline
 settings.register_profile("exssnet", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "60")))
@@ -35,3 +43,34 @@ def mirror() -> Path:
     if os.environ.get("CI") == "true":
         pytest.fail(message)
     pytest.skip(message)
+
+
+def encode(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def _write(
+    file: Path,
+    images: list[np.ndarray | bytes | None],
+    labels: list[int | None],
+    names: list[str] | None = None,
+    columns: tuple[str, str] = ("image", "label"),
+    group: int = 8,
+) -> Path:
+    rows = [{"bytes": encode(i) if isinstance(i, np.ndarray) else i, "path": None} for i in images]
+    image = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    table = pa.table({columns[0]: image, columns[1]: pa.array(labels, pa.int64())})
+    if names:
+        features = {columns[1]: {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, file, row_group_size=group)
+    return file
+
+
+@pytest.fixture(scope="session")
+def write_parquet() -> WriteParquet:
+    """Images in the hub's layout: bytes are written as they are, arrays as PNG."""
+    return _write

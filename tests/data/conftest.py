@@ -1,15 +1,10 @@
 """Real data from the mirror, and small data in the hub's layout."""
 
-import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from exssnet.data import Dataset, load
 
@@ -29,37 +24,6 @@ def cifar100(mirror: Path) -> Dataset:
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load("digits")
-
-
-def encode(pixels: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, format="PNG")
-    return stream.getvalue()
-
-
-def _write(
-    file: Path,
-    images: list[np.ndarray | bytes | None],
-    labels: list[int | None],
-    names: list[str] | None = None,
-    columns: tuple[str, str] = ("image", "label"),
-    group: int = 8,
-) -> Path:
-    rows = [{"bytes": encode(i) if isinstance(i, np.ndarray) else i, "path": None} for i in images]
-    image = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-    table = pa.table({columns[0]: image, columns[1]: pa.array(labels, pa.int64())})
-    if names:
-        features = {columns[1]: {"names": names, "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, file, row_group_size=group)
-    return file
-
-
-@pytest.fixture(scope="session")
-def write_parquet() -> WriteParquet:
-    """Images in the hub's layout: bytes are written as they are, arrays as PNG."""
-    return _write
 
 
 @pytest.fixture
