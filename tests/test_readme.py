@@ -1,0 +1,37 @@
+"""The README's commands and code give what it says they give."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+
+
+def block(after: str, language: str = "") -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README[README.index(after) :], re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_python_example_prints_what_the_readme_shows(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", block("## Python", "python")], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout == block("It prints:")
+
+
+def test_the_first_command_prints_what_the_readme_shows(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "exssnet", "run", "split-digits", "--method", "exssnet+kkt"], capture_output=True,
+        text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+    )  # fmt: skip
+
+    def lines(text: str) -> list[str]:
+        timed = re.sub(r"[\d.]+ s on cpu \(.*?\)", "", text)
+        return [line.rstrip() for line in timed.splitlines() if not line.startswith(".venv")]
+
+    assert lines(done.stdout) == lines(block("`make run` prints:"))
