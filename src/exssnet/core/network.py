@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from exssnet.core import initialise
 from exssnet.core.bank import Bank
+from exssnet.core.execution import Arrange, Execution
 from exssnet.core.partition import partition
 from exssnet.core.proof import Verification, combined_digest, tensor_digest
 from exssnet.core.selection import keep_counts, keep_only
@@ -77,11 +78,21 @@ class MaskedNetwork:
         self.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
         self.private_start = {name: parameters[name] for name in self.partition.private}
         self.skeleton = copy.deepcopy(module).to("meta")
+        self.execute(Execution())
 
         self.bank = Bank(self.layout.size, self.weights.device)
         self.tasks: dict[str, LearnedTask] = {}
         self._used_digests: dict[str, str] = {}
         self._effective: tuple[str, Tensor] | None = None  # the task asked for last
+
+    def execute(self, execution: Execution) -> None:
+        """Compute this way from now on."""
+        self.execution = execution
+        self._effective = None
+        places = self.layout.places(execution.channels_last).to(self.weights.device)
+        self.places = places  # where each weight lies in an arranged vector
+        self._sources = places.argsort()
+        self._compiled = torch.compile(self._call, dynamic=False) if execution.compiled else self._call
 
     @property
     def device(self) -> torch.device:
@@ -89,12 +100,23 @@ class MaskedNetwork:
 
     # --- running -----------------------------------------------------------------------------------------
 
-    def run(self, effective: Tensor, own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool) -> Tensor:
-        """Logits [B, classes] of the module under these effective weights and own tensors."""
+    def arrange(self, vector: Tensor) -> Tensor:
+        """Weights in the order of memory in which the module runs."""
+        if self.execution.channels_last:
+            vector = Arrange.apply(vector, self._sources, self.places)  # type: ignore[no-untyped-call]
+        return vector
+
+    def run(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool) -> Tensor:
+        """Logits [B, classes] of the module under these weights, arranged, and own tensors."""
         if self.skeleton.training != training:
             self.skeleton.train(training)
-        out = functional_call(self.skeleton, self._tensors(effective, own, classes), (x,))
-        logits: Tensor = getattr(out, "logits", out)
+        if self.execution.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        low = self.execution.autocast
+        shared = self.layout.tensors(arranged.to(low or arranged.dtype), channels_last=self.execution.channels_last)
+        with torch.autocast(self.device.type, low, enabled=low is not None, cache_enabled=False):
+            call = self._compiled if training else self._call
+            logits = call(self._tensors(shared, own, classes), x)
         if logits.ndim != 2 or logits.shape[1] != classes:
             raise InputError(
                 f"the module returns shape {tuple(logits.shape)} for a task of {classes} classes: it must return "
@@ -102,8 +124,12 @@ class MaskedNetwork:
             )
         return logits
 
-    def _tensors(self, effective: Tensor, own: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
-        tensors = {**self.frozen, **self.buffers, **own, **self.layout.tensors(effective)}
+    def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        out = functional_call(self.skeleton, tensors, (x,))
+        return getattr(out, "logits", out)  # type: ignore[no-any-return]
+
+    def _tensors(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
+        tensors = {**self.frozen, **self.buffers, **own, **shared}
         for name in (f"{self.partition.head}.weight", f"{self.partition.head}.bias"):
             if name in tensors and len(tensors[name]) > classes:
                 tensors[name] = tensors[name][:classes]  # a shared head may have more outputs than the task
@@ -112,7 +138,7 @@ class MaskedNetwork:
     def logits(self, x: Tensor, task: str) -> Tensor:
         learned = self.task(task)
         with torch.no_grad():
-            return self.run(self.effective(task), learned.private, learned.classes, x, training=False)
+            return self.run(self.arranged(task), learned.private, learned.classes, x, training=False)
 
     def features(self, x: Tensor, task: str) -> Tensor:
         """What the head layer sees under the task's subnetwork, flattened to [B, features]."""
@@ -135,11 +161,15 @@ class MaskedNetwork:
         self.task(task)
         return self.bank.mask(list(self.tasks).index(task))
 
-    def effective(self, task: str) -> Tensor:
-        """The shared weights under the task's mask, as one vector."""
+    def arranged(self, task: str) -> Tensor:
+        """The shared weights under the task's mask, as the module runs with them."""
         if self._effective is None or self._effective[0] != task:
-            self._effective = (task, keep_only(self.weights, self.mask(task)))
+            self._effective = (task, self.arrange(keep_only(self.weights, self.mask(task))))
         return self._effective[1]
+
+    def effective(self, task: str) -> dict[str, Tensor]:
+        """The shared weights under the task's mask, by name: what is baked, and what the digests are of."""
+        return self.layout.tensors(keep_only(self.weights, self.mask(task)))
 
     def bake(self, task: str) -> nn.Module:
         """A plain module with this task's effective weights and private tensors, in evaluation mode."""
@@ -195,7 +225,7 @@ class MaskedNetwork:
         own = self.start_private("", classes)
         try:
             with torch.no_grad():
-                self.run(self.weights, own, classes, x, training=False)
+                self.run(self.arrange(self.weights), own, classes, x, training=False)
         except (RuntimeError, IndexError, TypeError) as error:
             raise InputError(
                 f"the module cannot take inputs of shape {list(x.shape[1:])}: {' '.join(str(error).split())}"
@@ -235,14 +265,13 @@ class MaskedNetwork:
         """Recompute every task's digests from the tensors as they are now."""
         changed = []
         for name, learned in self.tasks.items():
-            self._effective = None
             now = self._digests(name)
             differs = {t for t in now.keys() | learned.digests.keys() if now.get(t) != learned.digests.get(t)}
             changed += [(name, tensor) for tensor in sorted(differs)]
         return Verification({name: learned.digest for name, learned in self.tasks.items()}, tuple(changed))
 
     def _digests(self, task: str) -> dict[str, str]:
-        tensors = self.layout.tensors(self.effective(task)) | self.tasks[task].private
+        tensors = self.effective(task) | self.tasks[task].private
         return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
     def _digests_of_used(self) -> dict[str, str]:
@@ -268,6 +297,7 @@ class MaskedNetwork:
         self._effective = None
         self.weights = self.weights.to(device)
         self.bank.to(device)
+        self.places, self._sources = self.places.to(device), self._sources.to(device)
         for group in (self.frozen, self.buffers, self.private_start, *(t.private for t in self.tasks.values())):
             group.update({name: tensor.to(device) for name, tensor in group.items()})
         return self

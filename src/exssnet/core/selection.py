@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from exssnet.core.layout import Layout
 from exssnet.errors import InputError
+
+if TYPE_CHECKING:
+    from exssnet.core.selection_triton import TritonSelector
 
 
 def keep_counts(layout: Layout, density: float) -> tuple[int, ...]:
@@ -76,3 +79,14 @@ def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[
     """The effective weights under the scores' mask, differentiable in the scores."""
     effective: Tensor = _StraightThrough.apply(scores, weights, select(scores, layout, keep))  # type: ignore[no-untyped-call]
     return effective
+
+
+def triton_selector(layout: Layout, keep: tuple[int, ...], places: Tensor) -> TritonSelector | None:
+    """The GPU's fast path, where there is a GPU and Triton; None elsewhere."""
+    if not places.is_cuda:
+        return None
+    try:
+        from exssnet.core.selection_triton import TritonSelector
+    except ImportError:
+        return None
+    return TritonSelector(layout, keep, places)

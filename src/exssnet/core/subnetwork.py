@@ -13,7 +13,7 @@ from torch import Tensor
 
 from exssnet.core import initialise
 from exssnet.core.network import LearnedTask, MaskedNetwork
-from exssnet.core.selection import keep_only, masked_weights, select
+from exssnet.core.selection import keep_only, masked_weights, select, triton_selector
 
 
 class Subnetwork(ABC):
@@ -23,8 +23,8 @@ class Subnetwork(ABC):
         self.network, self.task, self.classes, self.own = network, task, classes, own
 
     @abstractmethod
-    def effective(self) -> Tensor:
-        """The shared weights as this subnetwork sees them, one vector, differentiable in the parameters."""
+    def arranged(self) -> Tensor:
+        """The shared weights as this subnetwork sees them, arranged to run; differentiable in the parameters."""
 
     @abstractmethod
     def mask(self) -> Tensor:
@@ -41,7 +41,7 @@ class Subnetwork(ABC):
         return {name: tensor for name, tensor in self.own.items() if not tensor.requires_grad}
 
     def logits(self, x: Tensor, *, training: bool) -> Tensor:
-        return self.network.run(self.effective(), self.own, self.classes, x, training=training)
+        return self.network.run(self.arranged(), self.own, self.classes, x, training=training)
 
 
 class ScoredSubnetwork(Subnetwork):
@@ -54,9 +54,13 @@ class ScoredSubnetwork(Subnetwork):
             scores = initialise.fresh_scores(network.layout, network.seed, task)
         self.scores = scores.to(network.weights).clone().requires_grad_()
 
-    def effective(self) -> Tensor:
+        self._selector = triton_selector(network.layout, network.keep, network.places)
+
+    def arranged(self) -> Tensor:
         net = self.network
-        return masked_weights(self.scores, net.weights, net.layout, net.keep)
+        if self._selector is not None:
+            return self._selector.masked_weights(self.scores, net.weights, net.execution.autocast or net.weights.dtype)
+        return net.arrange(masked_weights(self.scores, net.weights, net.layout, net.keep))
 
     def mask(self) -> Tensor:
         return select(self.scores, self.network.layout, self.network.keep)
@@ -71,13 +75,14 @@ class WeightSubnetwork(Subnetwork):
     def __init__(self, scored: ScoredSubnetwork, trainable: Tensor | None) -> None:
         super().__init__(scored.network, scored.task, scored.classes, scored.own)
         self._mask = scored.mask()
-        self._fixed = keep_only(self.network.weights, self._mask)
+        self._fixed = self.network.arrange(keep_only(self.network.weights, self._mask))
         nothing = torch.zeros(0, dtype=torch.int64, device=self._mask.device)
         self.index = nothing if trainable is None else (trainable & self._mask).nonzero().view(-1)
+        self._places = self.network.places[self.index]
         self.values = self.network.weights[self.index].clone().requires_grad_()
 
-    def effective(self) -> Tensor:
-        return self._fixed.index_put((self.index,), self.values)
+    def arranged(self) -> Tensor:
+        return self._fixed.index_put((self._places,), self.values)
 
     def mask(self) -> Tensor:
         return self._mask

@@ -21,6 +21,7 @@ class Data(ABC):
     or is decoded lazily from disk.
     """
 
+    capturable: bool = False  # whether `batch` can be part of a CUDA graph
     labels: Tensor  # int64 [N], on `device`; 0..classes-1, local to the task
     classes: int
     shape: tuple[int, ...]  # of one input as the network sees it, for example (3, 32, 32)

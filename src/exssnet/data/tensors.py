@@ -28,6 +28,8 @@ class Shared:
 class TensorData(Data):
     """Rows of a shared tensor under a task's labels; a batch is gathered and transformed on the device."""
 
+    capturable = True
+
     def __init__(
         self, inputs: Shared, rows: Tensor, labels: Tensor, classes: int, transform: Transform | None = None
     ) -> None:

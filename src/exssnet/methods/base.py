@@ -42,6 +42,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Any]]
+    capturable: ClassVar[bool] = True  # False for a method whose step looks at values, and so runs eagerly
 
     def __init__(self, module: nn.Module, settings: Any, seed: int, head: str = "shared") -> None:
         self.settings, self.seed, self.head = settings, seed, head

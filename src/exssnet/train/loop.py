@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from exssnet import randomness
 from exssnet.data.task import Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Method, Phase
+from exssnet.methods.base import Method, Phase
 from exssnet.train.evaluate import accuracy
 from exssnet.train.listener import EpochReport, Listener
 from exssnet.train.optimizers import OptimizerFactory, cosine, optimizer_factory
+from exssnet.train.steps import GraphSteps, Steps, capturable, seed_module
 
 SELECTS = ("last", "best")
 Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON
@@ -96,11 +97,14 @@ class Trainer:
         if not done:
             at.epoch, at.best, at.best_tensors = 0, -1.0, {}
             at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
+        assert at.optimizer is not None
+        kind = GraphSteps if capturable(self.method, task.train, at.optimizer) else Steps
+        steps = kind(self.method, task.train, phase, at.optimizer, self.settings.batch_size)
         self.listener.phase_started(phase.name, phase.epochs, done)
         for epoch in range(done, phase.epochs):
             started = time.perf_counter()
             lr = cosine(phase.lr, epoch, phase.epochs)
-            loss, correct = self._epoch(task, phase, epoch, lr)
+            loss, correct = self._epoch(steps, task, phase, epoch, lr)
             validation = None
             if task.validation is not None:
                 validation = accuracy(lambda x: self.method.forward(x, training=False), task.validation)
@@ -115,38 +119,19 @@ class Trainer:
                 _copy(at.best_tensors, self._moving(phase))
             self.after_epoch()
 
-    def _epoch(self, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
-        """Train one epoch; mean loss, and accuracy in percent over the batches as they came."""
-        data, optimizer = task.train, self._at.optimizer
-        assert optimizer is not None
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+    def _epoch(self, steps: Steps, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
+        """Train one epoch; mean loss and accuracy."""
         key = (task.name, phase.name, epoch)
-        torch.manual_seed(randomness.derive(self.seed, "module", *key))  # what the module draws itself: dropout
-        augment = randomness.generator(self.seed, "augmentation", *key, device=data.device)
-        order = torch.randperm(len(data), generator=randomness.generator(self.seed, "order", *key))
-        batches = _batches(order.to(data.device), self.settings.batch_size)
-        total = torch.zeros(2, device=data.device)  # summed loss, correct answers
-        for number, index in enumerate(batches, start=1):
-            batch = Batch(*data.batch(index, augment))
-            loss = self.method.loss(batch)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.method.after_backward()
-            optimizer.step()
-            assert batch.logits is not None
-            with torch.no_grad():
-                total[0] += loss.detach() * len(index)
-                total[1] += (batch.logits.detach().argmax(1) == batch.y).sum()
-            self.listener.progress(number / len(batches))
-        seen = sum(len(index) for index in batches)
-        mean, correct = (total / seen).tolist()
+        order = torch.randperm(len(task.train), generator=randomness.generator(self.seed, "order", *key))
+        seed_module(randomness.derive(self.seed, "module", *key))
+        augmentation = randomness.derive(self.seed, "augmentation", *key)
+        mean, correct = steps.epoch(order.to(task.train.device), lr, augmentation, self.listener.progress)
         if not math.isfinite(mean):
             raise InputError(
                 f"the loss became {mean} in task '{task.name}', phase {phase.name}, epoch {epoch + 1}: "
                 f"lower the learning rate (it was {lr:g}) or check the inputs"
             )
-        return mean, 100 * correct
+        return mean, correct
 
     def _moving(self, phase: Phase) -> dict[str, Tensor]:
         """All tensors that training changes in this phase, by name."""
@@ -194,14 +179,6 @@ class Trainer:
             state.setdefault(int(index), {})[key] = tensor
         at.optimizer.load_state_dict({**at.optimizer.state_dict(), "state": state})
         return at.epoch
-
-
-def _batches(order: Tensor, size: int) -> list[Tensor]:
-    """The order cut into batches; a last batch of one is left out, since batch statistics need two."""
-    batches = list(torch.split(order, size))
-    if len(batches) > 1 and len(batches[-1]) == 1:
-        batches.pop()
-    return batches
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -15,15 +15,20 @@ OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
 
 
 def _adam(parameters: list[Tensor], lr: float) -> Optimizer:
-    return torch.optim.Adam(parameters, lr, fused=True)
+    return torch.optim.Adam(parameters, _rate(parameters, lr), fused=True, capturable=parameters[0].is_cuda)
 
 
 def _adamw(parameters: list[Tensor], lr: float) -> Optimizer:
-    return torch.optim.AdamW(parameters, lr, fused=True)
+    return torch.optim.AdamW(parameters, _rate(parameters, lr), fused=True, capturable=parameters[0].is_cuda)
 
 
 def _sgd(parameters: list[Tensor], lr: float) -> Optimizer:
-    return torch.optim.SGD(parameters, lr, momentum=0.9)
+    return torch.optim.SGD(parameters, _rate(parameters, lr), momentum=0.9, fused=parameters[0].is_cuda)
+
+
+def _rate(parameters: list[Tensor], lr: float) -> float | Tensor:
+    """On a GPU the rate is a tensor there: a captured step reads it anew at every replay."""
+    return torch.tensor(lr, device=parameters[0].device) if parameters[0].is_cuda else lr
 
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd}

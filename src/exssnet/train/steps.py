@@ -1,0 +1,145 @@
+"""Optimizer steps: one after the other, or captured once as a CUDA graph and replayed.
+
+A step is the whole of it: gather and augment the batch, forward, backward, the method's own change of gradients, the
+optimizer, the counters. Captured, the host's part of an epoch is a permutation, a learning rate and one launch per step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from exssnet.data.task import Data
+from exssnet.methods.base import Batch, Method, Phase
+
+# While one thread captures, no other may reseed the GPU's generator or capture; see `seed_module`.
+CAPTURE = threading.Lock()
+WARM_UPS = 2
+
+
+class Steps:
+    """The steps of one phase on one task's data, each called from Python."""
+
+    def __init__(self, method: Method, data: Data, phase: Phase, optimizer: Optimizer, batch_size: int) -> None:
+        self.method, self.data, self.phase, self.optimizer = method, data, phase, optimizer
+        self.sizes = _sizes(len(data), batch_size)
+        self.total = torch.zeros(2, device=data.device)  # summed loss, correct answers
+        self.generator = torch.Generator(device=data.device)  # of the augmentation
+
+    def epoch(self, order: Tensor, lr: float, seed: int, progress: Callable[[float], None]) -> tuple[float, float]:
+        """One pass over the data in this order; mean loss, and accuracy in percent over the batches as they came."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        self.generator.manual_seed(seed)
+        self.total.zero_()
+        self._run(order, progress)
+        mean, correct = (self.total / sum(self.sizes)).tolist()
+        return mean, 100 * correct
+
+    def _run(self, order: Tensor, progress: Callable[[float], None]) -> None:
+        done = 0
+        for number, size in enumerate(self.sizes, start=1):
+            self._step(order[done : done + size])
+            done += size
+            progress(number / len(self.sizes))
+
+    def _step(self, index: Tensor) -> None:
+        batch = Batch(*self.data.batch(index, self.generator))
+        loss = self.method.loss(batch)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.method.after_backward()
+        self.optimizer.step()
+        assert batch.logits is not None
+        with torch.no_grad():
+            self.total[0] += loss.detach() * len(index)
+            self.total[1] += (batch.logits.detach().argmax(1) == batch.y).sum()
+
+
+class GraphSteps(Steps):
+    """The same steps, captured: one graph per batch size, replayed until the epoch is through."""
+
+    def __init__(self, method: Method, data: Data, phase: Phase, optimizer: Optimizer, batch_size: int) -> None:
+        super().__init__(method, data, phase, optimizer, batch_size)
+        self._order = torch.zeros(len(data), dtype=torch.int64, device=data.device)
+        self._at = torch.zeros((), dtype=torch.int64, device=data.device)
+        self._offsets = torch.arange(batch_size, device=data.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def _run(self, order: Tensor, progress: Callable[[float], None]) -> None:
+        self._order.copy_(order)
+        seed = self.generator.initial_seed()
+        for size in sorted(set(self.sizes), reverse=True):
+            if size not in self._graphs:
+                self._graphs[size] = self._captured(size)
+        self.generator.manual_seed(seed)  # capturing drew from it
+        self._at.zero_()
+        self.total.zero_()
+        for number, size in enumerate(self.sizes, start=1):
+            self._graphs[size].replay()
+            progress(number / len(self.sizes))
+
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        """Run a few steps to let every library set itself up, take them back, and capture one."""
+        with CAPTURE:
+            before = self._moving()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self._at.zero_()
+                    self._next(size)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.generator)
+            self._at.zero_()
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self._next(size)
+            self._put_back(before)
+        return graph
+
+    def _next(self, size: int) -> None:
+        self._step(self._order[self._at + self._offsets[:size]])
+        self._at += size
+
+    def _moving(self) -> list[tuple[Tensor, Tensor]]:
+        """Everything a step changes, with a copy; the optimizer's state by parameter."""
+        tensors = [*self.phase.parameters, *self.method.buffers().values()]
+        tensors += [value for state in self.optimizer.state.values() for value in state.values()]
+        return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def _put_back(self, before: list[tuple[Tensor, Tensor]]) -> None:
+        with torch.no_grad():
+            known = {id(tensor) for tensor, _ in before}
+            for tensor, copy in before:
+                tensor.copy_(copy)
+            for state in self.optimizer.state.values():  # made by the first step: as fresh
+                for value in state.values():
+                    if id(value) not in known:
+                        value.zero_()
+
+
+def _sizes(examples: int, batch_size: int) -> list[int]:
+    """Sizes of an epoch's batches; a last batch of one is left out, since batch statistics need two."""
+    full, rest = divmod(examples, batch_size)
+    return [batch_size] * full + ([rest] if rest > 1 or not full else [])
+
+
+def seed_module(seed: int) -> None:
+    """Seed what the module draws itself (dropout)."""
+    with CAPTURE:
+        torch.manual_seed(seed)
+
+
+def capturable(method: Method, data: Data, optimizer: Optimizer) -> bool:
+    """Whether a step can be captured: on a GPU, data in memory there, and nothing that looks at values."""
+    tensors = all(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+    return data.device.type == "cuda" and data.capturable and method.capturable and tensors
