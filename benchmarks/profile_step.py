@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from step import KINDS, SHAPES, images, steps_of
 from torch.profiler import ProfilerActivity, profile
+
+from step import KINDS, SHAPES, images, steps_of
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.core.networks import mlp, task
 
 from exssnet.core import reference
 from exssnet.core.execution import Execution
@@ -12,7 +13,6 @@ from exssnet.methods.supsup import MaskSettings
 from exssnet.models import build
 from exssnet.train import Trainer, TrainSettings
 from exssnet.train import loop as loop_module
-from tests.core.networks import mlp, task
 
 pytestmark = [
     pytest.mark.gpu,
