@@ -14,13 +14,13 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks results
+	$(BIN)/ruff format --check src tests benchmarks results
 	$(BIN)/mypy --strict src
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks results
+	$(BIN)/ruff format src tests benchmarks results
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -147,5 +147,5 @@ def test_a_run_folder_from_another_config_is_refused_and_unchanged(tmp_path):
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     done = exssnet("run", "split-digits", *QUICK, "--density", "0.3", cwd=tmp_path)
     assert done.returncode == 2
-    assert "holds a run with another configuration (density differ" in done.stderr
+    assert "holds a run with another configuration (different: density)" in done.stderr
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before

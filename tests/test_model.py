@@ -286,7 +286,7 @@ def test_examples_come_as_tensors_arrays_datasets_or_loaders(form):
         "tensors": (x, y),
         "arrays": (x.numpy(), y.numpy()),
         "dataset": TensorDataset(x, y),
-        "loader": DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=7),
         "float64": (x.double(), y.int()),
         "uint8": ((x * 10 + 128).clamp(0, 255).to(torch.uint8), y),
     }[form]

@@ -6,12 +6,15 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exssnet.errors import ExssnetError, InputError
 from exssnet.version import __version__
+
+if TYPE_CHECKING:
+    from exssnet.experiments.config import RunConfig
 
 app = typer.Typer(
     name="exssnet",
@@ -84,10 +87,10 @@ RUN, STREAM, METHOD, KKT, NETWORK = "Run", "Stream", "Method", "Transfer (KKT)",
 def run(
     benchmark: Annotated[str, typer.Argument(help="Its name; `exssnet list benchmarks` shows all.")] = "",
     method: Annotated[
-        str, typer.Option(help="One or several, with commas; `exssnet+kkt` is `exssnet` with --kkt.")
-    ] = "exssnet",
+        str | None, typer.Option(help="One or several, with commas [exssnet]; `exssnet+kkt` is `exssnet` with --kkt.")
+    ] = None,
     kkt: Annotated[bool, typer.Option("--kkt", help="Start each task from an earlier one's mask.")] = False,
-    seeds: Annotated[str, typer.Option(help="One or several, with commas.")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="One or several, with commas [0].")] = None,
     # the stream
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.", rich_help_panel=STREAM)] = None,
     class_order: Annotated[
@@ -127,6 +130,10 @@ def run(
     kkt_start: Annotated[str | None, typer.Option(help="What is lent: bits or scores.", rich_help_panel=KKT)] = None,
     kkt_samples: Annotated[int | None, typer.Option(help="Images in the test.", rich_help_panel=KKT)] = None,
     kkt_neighbours: Annotated[int | None, typer.Option(help="Neighbours that vote.", rich_help_panel=KKT)] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting of the method, name=value.", rich_help_panel=METHOD),
+    ] = None,
     # the run
     config: Annotated[Path | None, typer.Option(help="Repeat the run of a config.yaml.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -141,7 +148,12 @@ def run(
     from exssnet.experiments.run import run as make_run
 
     records = []
-    for planned in _planned(benchmark, method, kkt, seeds, config, changes):
+    plans = (
+        _repeated(config, [benchmark, method, seeds, kkt, more, *changes.values()])
+        if config
+        else _planned(benchmark, method or "exssnet", kkt, seeds or "0", changes | _pairs(more or []))
+    )
+    for planned in plans:
         with terminal.progress(planned, quiet=as_json) as listener:
             records.append(make_run(planned, out, listener, checkpoint_seconds))
         if not as_json:
@@ -152,29 +164,40 @@ def run(
         terminal.print_summary(records)
 
 
-_NOT_CHANGES = {"benchmark", "method", "kkt", "seeds", "config", "out", "checkpoint_seconds", "as_json"}
+_NOT_CHANGES = {"benchmark", "method", "kkt", "seeds", "more", "config", "out", "checkpoint_seconds", "as_json"}
 
 
-def _planned(
-    benchmark: str, methods: str, kkt: bool, seeds: str, config: Path | None, changes: dict[str, Any]
-) -> list[Any]:
-    """The configurations asked for; all of them are resolved before the first one runs."""
-    from exssnet.experiments.config import RunConfig, resolve
+def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
+    """The run of a config.yaml, as it was."""
+    from exssnet.experiments.config import RunConfig
 
-    if config is not None:
-        if benchmark or any(value is not None for value in changes.values()):
-            raise InputError("--config repeats a run as it was: give no benchmark and no other settings with it")
-        try:
-            return [RunConfig.from_yaml(config.read_text("utf-8"), str(config))]
-        except OSError as error:
-            raise InputError(f"cannot read {config} ({error.strerror}): give a run's config.yaml") from error
+    if any(others):
+        raise InputError("--config repeats a run as it was: give no benchmark and no other settings with it")
+    return [RunConfig.read(config)]
+
+
+def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[str, Any]) -> list[RunConfig]:
+    """The runs asked for; all of them are resolved before the first one starts."""
+    from exssnet.experiments.config import resolve
+
     if not benchmark:
         raise InputError("no benchmark named: `exssnet list benchmarks` shows them")
-    names = [
-        name.strip() + ("+kkt" if kkt and not name.strip().endswith("+kkt") else "") for name in methods.split(",")
-    ]
+    names = [name.strip().removesuffix("+kkt") + "+kkt" if kkt else name.strip() for name in methods.split(",")]
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise InputError(f"seeds are '{seeds}': give whole numbers with commas, for example 0,1,2") from None
+    for what, given in (("method", names), ("seed", [str(number) for number in numbers])):
+        twice = [value for value in given if given.count(value) > 1]
+        if twice:
+            raise InputError(f"{what} {twice[0]} is named twice: name each once")
     return [resolve(benchmark, name, seed, **changes) for name in names for seed in numbers]
+
+
+def _pairs(settings: list[str]) -> dict[str, Any]:
+    from exssnet.experiments.config import settings_from_text
+
+    for setting in settings:
+        if "=" not in setting:
+            raise InputError(f"--set {setting} has no value: write --set name=value")
+    return settings_from_text(dict(setting.split("=", 1) for setting in settings))

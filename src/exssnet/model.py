@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +17,24 @@ from exssnet.errors import InputError
 from exssnet.methods import parse
 from exssnet.methods.supsup import MaskSettings, SupSup
 from exssnet.train import Listener, Trainer, TrainSettings, accuracy
+from exssnet.train.evaluate import BATCH
 from exssnet.train.optimizers import OptimizerFactory
 
 if TYPE_CHECKING:
     from exssnet.data.inputs import Array, Examples
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model was made: with the same module, enough to make it again."""
+
+    density: float
+    seed: int
+    method: str
+    init: str
+    private: tuple[str, ...]
+    head: str
+    head_layer: str | None
 
 
 class Model:
@@ -44,10 +58,12 @@ class Model:
         kind, kkt = parse(method)
         if not issubclass(kind, SupSup):
             raise InputError(f"method '{method}' keeps no masks: a Model learns with exssnet, ssnet or supsup")
-        self.method, self.seed = method, seed
+        if type(seed) is not int:
+            raise InputError(f"seed is {seed!r}: give a whole number")
+        self.config = ModelConfig(density, seed, method, init, tuple(private), head, head_layer)
         self._method = kind(
             module, MaskSettings(density=density, kkt=kkt), seed, head,
-            init=init, private=private, head_layer=head_layer,
+            init=init, private=self.config.private, head_layer=head_layer,
         )  # fmt: skip
         if device is not None:
             self.to(device)
@@ -60,34 +76,46 @@ class Model:
     ) -> LearnedTask:  # fmt: skip
         """Add a task: `epochs` of mask learning, then of training the free weights in the mask.
 
-        `train` is a pair (inputs, labels) of tensors or arrays, a map-style torch Dataset, or a DataLoader of one;
-        labels count from 0. With a `validation` part, `select="best"` keeps each phase's best epoch on it.
-        Nothing of the model changes unless the task is learned to its end; every earlier task is then checked
-        against its digest.
+        `train` is a pair (inputs, labels) of tensors or arrays, a map-style torch Dataset, or a DataLoader; labels
+        count from 0, and all of it is read once, into memory. With a `validation` part, `select="best"` keeps each
+        phase's best epoch on it. Nothing of the model changes unless the task is learned to its end; every earlier
+        task is then checked against its digest.
         """
+        mask_epochs, weight_epochs = _two_epochs(epochs)
+        network = self._method.network
         data = as_data(train, classes)
         count_classes(data.labels)  # also where `classes` says more, two must occur to be learned
-        held = None if validation is None else as_data(validation, data.classes)
-        network = self._method.network
         network.check_new(name, data.classes)
-        network.check_input(data.batch(torch.arange(1))[0].to(network.device), data.classes)
+        network.check_input(self._inputs(data.batch(torch.arange(1, device=data.device))[0]), data.classes)
         task = Task(
             index=len(self.tasks),
             name=name,
             classes=tuple(range(data.classes)),
             train=data.to(network.device),
             test=data,  # a Model never looks at a test split
-            validation=None if held is None else held.to(network.device),
+            validation=None if validation is None else as_data(validation, data.classes).to(network.device),
         )
         self._method.settings = replace(
-            self._method.settings, mask_epochs=epochs[0], weight_epochs=epochs[1], lr=lr, weight_lr=weight_lr
+            self._method.settings, mask_epochs=mask_epochs, weight_epochs=weight_epochs, lr=lr, weight_lr=weight_lr
         )
-        Trainer(self._method, self.seed, TrainSettings(batch_size, optimizer, select), listener).learn(task)
+        trainer = Trainer(self._method, self.config.seed, TrainSettings(batch_size, optimizer, select), listener)
+        try:
+            trainer.learn(task)
+        except BaseException:
+            self._method.drop_unfinished()
+            raise
         return network.tasks[name]
 
     def logits(self, x: Array, task: str) -> Tensor:
         """Raw outputs [N, classes] of a task's subnetwork."""
-        return self._method.logits(as_inputs(x).to(self._method.network.device), task)
+        network = self._method.network
+        inputs = self._inputs(as_inputs(x))
+        network.check_input(inputs[:1], network.task(task).classes)
+        return torch.cat([network.logits(batch, task) for batch in torch.split(inputs, BATCH)])
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        network = self._method.network
+        return x.to(network.device, network.weights.dtype if x.is_floating_point() else x.dtype)
 
     def probabilities(self, x: Array, task: str) -> Tensor:
         """Softmax of the outputs [N, classes]."""
@@ -128,5 +156,15 @@ class Model:
         return self._method.network.bake(task)
 
     def to(self, device: str | torch.device) -> Model:
-        self._method.to(str(device))
+        try:
+            self._method.to(str(device))
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device '{device}' cannot be used: {' '.join(str(error).split())}") from error
         return self
+
+
+def _two_epochs(epochs: object) -> tuple[int, int]:
+    match epochs:
+        case (int(mask), int(weights)):
+            return mask, weights
+    raise InputError(f"epochs is {epochs!r}: give two whole numbers, for the mask and for the weights")

@@ -100,7 +100,7 @@ def print_record(record: Mapping[str, Any], folder: Path) -> None:
     table.add_column("starts from")
     matrix, overlaps = record["accuracy_matrix"], record["sparse_overlap"]
     for i, classes in enumerate(record["class_order"]):
-        lender = (record["transfer"][i]["task"] if record["transfer"] else None) or "–"
+        lender = (record["transfer"][i]["lender"] if record["transfer"] else None) or "–"
         overlap = "–" if not overlaps or overlaps[i] is None else f"{100 * overlaps[i]:.1f}"
         table.add_row(str(i + 1), _classes(classes), f"{matrix[i][i]:.2f}", f"{matrix[-1][i]:.2f}", overlap, lender)
     console.print(table)

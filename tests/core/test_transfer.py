@@ -55,7 +55,7 @@ def test_the_planted_related_task_lends():
     for related in range(3):
         x, y = planted(related)
         lender = find_lender(model._method.network, x[:400], y[:400], classes=2)
-        assert lender.task == f"block {related}", lender.accuracies
+        assert lender.lender == f"block {related}", lender.accuracies
         assert set(lender.accuracies) == {"block 0", "block 1", "block 2"}
 
 
@@ -67,12 +67,12 @@ def test_nobody_lends_when_none_beats_chance():
     y = (torch.arange(200) >= 132).long()
     lender = find_lender(model._method.network, x, y, classes=2)
     assert lender.accuracies["first"] <= 0.5
-    assert lender.task is None
+    assert lender.lender is None
 
 
 def test_the_first_task_has_nobody_to_borrow_from():
     model = Model(mlp(), density=0.2)
-    assert find_lender(model._method.network, *examples(0), classes=2).task is None
+    assert find_lender(model._method.network, *examples(0), classes=2).lender is None
 
 
 @pytest.mark.parametrize("start", ["bits", "scores"])
@@ -90,5 +90,5 @@ def test_a_lent_start_begins_at_the_lenders_mask(start):
     trainer.learn(task(0))
     again = replace(task(0), name="again")
     scores = method.first_scores(again)
-    assert method.lenders["again"].task == "task-0"
+    assert method.transfers["again"].lender == "task-0"
     assert torch.equal(select(scores, method.network.layout, method.network.keep), method.network.mask("task-0"))

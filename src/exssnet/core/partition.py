@@ -4,7 +4,7 @@ Every parameter is exactly one of
 
 * masked: the weights of Linear, convolution and attention layers; shared by all tasks, selected by bits;
 * private: what a task keeps a copy of; norm affine parameters, biases and heads, on request;
-* frozen: everything else; shared, never trained.
+* frozen: everything else, and whatever the user has set to `requires_grad=False`; shared, never trained.
 
 Buffers follow from use: a buffer that learning a task changes (norm statistics) is that task's own.
 """
@@ -22,6 +22,7 @@ from exssnet.core.layout import Layer, Layout
 from exssnet.errors import InputError
 
 HEADS = ("shared", "task")
+WORDS = ("norm", "bias")
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
@@ -39,6 +40,7 @@ class Partition:
     frozen: tuple[str, ...]
     head: str  # the module's name, for example "head" or "classifier.2"
     head_is_private: bool
+    still: tuple[str, ...]  # submodules whose parameters are all frozen by the user: always in evaluation mode
 
 
 def partition(
@@ -65,7 +67,7 @@ def partition(
         in_head = name.rpartition(".")[0] == head_name
         if (head == "task" and in_head) or _is_private(module, name, private):
             own.append(name)
-        elif name in maskable:
+        elif name in maskable and parameter.requires_grad:
             layers.append(Layer(name, tuple(parameter.shape), maskable[name], start))
             start += parameter.numel()
         else:
@@ -76,7 +78,24 @@ def partition(
             "that is not private"
         )
     _check_one_kind(layers, parameters)
-    return Partition(Layout(tuple(layers)), tuple(own), tuple(frozen), head_name, head == "task")
+    _check_words(private, own)
+    return Partition(Layout(tuple(layers)), tuple(own), tuple(frozen), head_name, head == "task", _still(module))
+
+
+def _still(module: nn.Module) -> tuple[str, ...]:
+    def frozen(part: nn.Module) -> bool:
+        parameters = list(part.parameters())
+        return bool(parameters) and not any(p.requires_grad for p in parameters)
+
+    return tuple(name for name, part in module.named_modules() if frozen(part))
+
+
+def _check_words(wanted: Collection[str], found: list[str]) -> None:
+    for word in wanted:
+        if word not in WORDS and not any(fnmatchcase(name, word) for name in found):
+            raise InputError(
+                f"private '{word}' matches no parameter: give {', '.join(WORDS)}, or a pattern of parameter names"
+            )
 
 
 def _head(module: nn.Module, wanted: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
 from math import floor
 from typing import TYPE_CHECKING, Any
@@ -19,17 +20,22 @@ if TYPE_CHECKING:
 
 def keep_counts(layout: Layout, density: float) -> tuple[int, ...]:
     """Ones per layer: n − ⌊(1−k)·n⌋, with k as the decimal it was written as."""
-    if not 0 < density <= 1:
+    if not isinstance(density, int | float) or not 0 < density <= 1:
         raise InputError(f"density is {density}: it must be above 0 and at most 1, for example 0.1")
     k = Fraction(str(density))
     for layer in layout.layers:
         if k * layer.size < 1:
-            least = min(layer.size for layer in layout.layers)
             raise InputError(
                 f"density {density} leaves layer {layer.name} ({layer.size} weights) without a weight: "
-                f"use at least {1 / least:.2g}"
+                f"use at least {_least_density(layout)}"
             )
     return tuple(layer.size - floor((1 - k) * layer.size) for layer in layout.layers)
+
+
+def _least_density(layout: Layout) -> Decimal:
+    """The smallest density of two digits that gives every layer a weight."""
+    smallest = Decimal(min(layer.size for layer in layout.layers))
+    return Context(prec=2, rounding=ROUND_UP).divide(Decimal(1), smallest)
 
 
 def select(scores: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:

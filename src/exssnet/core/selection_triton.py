@@ -1,9 +1,10 @@
 """Exact selection for all layers at once on a GPU: a radix select in five launches, whatever the number of layers.
 
-|s| as an integer (the bits of a positive float are ordered like the float) is cut into digits of 11, 10 and 10 bits. Each
-pass counts the digits of the scores that are still candidates, per layer; the next pass reads the counts, knows the digit
-of the layer's threshold, and goes on with the scores that share it. The last pass knows the threshold itself and writes
-the weights under the mask. Nothing depends on a look at the values from the host, so the passes can be captured in a graph.
+|s| as an integer (the bits of a positive float are ordered like the float) is cut into digits of 11, 10 and 10 bits.
+Each pass counts the digits of the scores that are still candidates, per layer; the next pass reads the counts, knows
+the digit of the layer's threshold, and goes on with the scores that share it. The last pass knows the threshold itself
+and writes the weights under the mask. Nothing depends on a look at the values from the host, so the passes can be
+captured in a graph.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ WIDE, NARROW = tl.constexpr(2048), tl.constexpr(1024)  # bins of the first and o
 
 
 @jit
-def _keys(scores: Any, at: Any, inside: Any) -> Any:
+def _keys(scores: tl.tensor, at: tl.tensor, inside: tl.tensor) -> tl.tensor:
     """Bits of |s|: non-negative, ordered like |s|."""
     values = tl.load(scores + at, mask=inside, other=0.0)
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @jit
-def _digit(counts: Any, segment: Any, bins: tl.constexpr, wanted: Any) -> Any:
-    """The digit in which the wanted-th largest candidate lies, how many of that digit are wanted, how many there are."""
+def _digit(counts: tl.tensor, segment: tl.tensor, bins: tl.constexpr, wanted: tl.tensor) -> tl.tensor:
+    """The digit of the wanted-th largest candidate, how many of that digit are wanted, how many there are."""
     bin = tl.arange(0, bins)
     count = tl.load(counts + segment * bins + bin)
     at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count  # candidates with this digit or a larger one
@@ -43,7 +44,15 @@ def _digit(counts: Any, segment: Any, bins: tl.constexpr, wanted: Any) -> Any:
 
 
 @jit
-def _first(scores: Any, segments: Any, starts: Any, stops: Any, counts: Any, spent: Any, BLOCK: tl.constexpr) -> Any:
+def _first(
+    scores: tl.tensor,
+    segments: tl.tensor,
+    starts: tl.tensor,
+    stops: tl.tensor,
+    counts: tl.tensor,
+    spent: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
     """Count the top digits; make the third pass's counts zero again."""
     block = tl.program_id(0)
     segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
@@ -58,16 +67,16 @@ def _first(scores: Any, segments: Any, starts: Any, stops: Any, counts: Any, spe
 
 @jit
 def _second(
-    scores: Any,
-    segments: Any,
-    starts: Any,
-    stops: Any,
-    keep: Any,
-    top: Any,
-    counts: Any,
-    state: Any,
+    scores: tl.tensor,
+    segments: tl.tensor,
+    starts: tl.tensor,
+    stops: tl.tensor,
+    keep: tl.tensor,
+    top: tl.tensor,
+    counts: tl.tensor,
+    state: tl.tensor,
     BLOCK: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Find each layer's top digit; count the next digit of the scores that have it."""
     block = tl.program_id(0)
     segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
@@ -83,17 +92,17 @@ def _second(
 
 @jit
 def _third(
-    scores: Any,
-    segments: Any,
-    starts: Any,
-    stops: Any,
-    middle: Any,
-    counts: Any,
-    state: Any,
-    final: Any,
-    spent: Any,
+    scores: tl.tensor,
+    segments: tl.tensor,
+    starts: tl.tensor,
+    stops: tl.tensor,
+    middle: tl.tensor,
+    counts: tl.tensor,
+    state: tl.tensor,
+    final: tl.tensor,
+    spent: tl.tensor,
     BLOCK: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Find the middle digit; count the last one; make the first pass's counts zero again."""
     block = tl.program_id(0)
     segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
@@ -111,19 +120,19 @@ def _third(
 
 @jit
 def _write(
-    scores: Any,
-    weights: Any,
-    out: Any,
-    places: Any,
-    segments: Any,
-    starts: Any,
-    stops: Any,
-    last: Any,
-    final: Any,
-    ties: Any,
-    spent: Any,
+    scores: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    places: tl.tensor,
+    segments: tl.tensor,
+    starts: tl.tensor,
+    stops: tl.tensor,
+    last: tl.tensor,
+    final: tl.tensor,
+    ties: tl.tensor,
+    spent: tl.tensor,
     BLOCK: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Know the threshold; write the weights above it, and those equal to it unless only some of them are wanted."""
     block = tl.program_id(0)
     segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
@@ -142,7 +151,15 @@ def _write(
 
 
 @jit
-def _break_ties(scores: Any, weights: Any, out: Any, places: Any, bounds: Any, ties: Any, BLOCK: tl.constexpr) -> Any:
+def _break_ties(
+    scores: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    places: tl.tensor,
+    bounds: tl.tensor,
+    ties: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
     """Of the scores equal to the threshold, write the first so many; a layer without surplus has nothing to do."""
     segment = tl.program_id(0)
     threshold, wanted = tl.load(ties + 2 * segment), tl.load(ties + 2 * segment + 1)
@@ -161,7 +178,15 @@ def _break_ties(scores: Any, weights: Any, out: Any, places: Any, bounds: Any, t
 
 
 @jit
-def _gradient(scores: Any, weights: Any, inflow: Any, places: Any, out: Any, size: Any, BLOCK: tl.constexpr) -> Any:
+def _gradient(
+    scores: tl.tensor,
+    weights: tl.tensor,
+    inflow: tl.tensor,
+    places: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
     """ds = sign(s) · w · dL/d(w⊙m), with the inflow in the order in which the weights were written."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -173,13 +198,15 @@ def _gradient(scores: Any, weights: Any, inflow: Any, places: Any, out: Any, siz
 
 
 @jit
-def _is_first(segments: Any, block: Any, segment: Any) -> Any:
+def _is_first(segments: tl.tensor, block: tl.tensor, segment: tl.tensor) -> tl.tensor:
     """Whether this block is its layer's first: the one that writes what holds for the whole layer."""
     return (block == 0) | (tl.load(segments + block - 1, mask=block > 0, other=-1) != segment)
 
 
 @jit
-def _clear(counts: Any, segments: Any, block: Any, segment: Any, bins: tl.constexpr) -> Any:
+def _clear(
+    counts: tl.tensor, segments: tl.tensor, block: tl.tensor, segment: tl.tensor, bins: tl.constexpr
+) -> tl.tensor:
     if _is_first(segments, block, segment):
         tl.store(counts + segment * bins + tl.arange(0, bins), tl.zeros([bins], tl.int32))
 

@@ -90,8 +90,8 @@ class WeightSubnetwork(Subnetwork):
     def _learned(self) -> Tensor:
         return self.values
 
-    def commit(self, *, exclusive: bool = True) -> LearnedTask:
+    def commit(self, *, lender: str | None = None, exclusive: bool = True) -> LearnedTask:
         """Add the task, as it is now, to the network for good."""
         return self.network.commit(
-            self.task, self.classes, self._mask, self.index, self.values, self.own, exclusive=exclusive
+            self.task, self.classes, self._mask, self.index, self.values, self.own, lender=lender, exclusive=exclusive
         )

@@ -15,14 +15,14 @@ CHUNK = 64  # inputs run through a subnetwork at once
 
 
 @dataclass(frozen=True)
-class Lender:
+class Transfer:
     """The outcome of the test: who lends (None if nobody beats chance), and every candidate's accuracy."""
 
-    task: str | None
+    lender: str | None
     accuracies: dict[str, float]
 
 
-def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Lender:
+def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Transfer:
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
     accuracies: dict[str, float] = {}
     for task in network.tasks:
@@ -31,7 +31,7 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
         best = None
-    return Lender(best, accuracies)
+    return Transfer(best, accuracies)
 
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:

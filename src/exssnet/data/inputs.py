@@ -29,8 +29,8 @@ def as_data(train: Examples, classes: int | None = None) -> Data:
     uint8 inputs are taken for images and scaled to 0..1; float inputs are used as they are, in float32; int64
     inputs are taken for indices, such as tokens, and stay whole numbers.
     Without `classes` there are as many as the largest label says, and at least two must occur; give `classes`
-    for a test part, in which some may be missing. Of a DataLoader only its `.dataset` is read:
-    batches are drawn here.
+    for a test part, in which some may be missing. Everything is read once: a DataLoader's own sampler and collate
+    function decide what that is, and random transforms of a Dataset are drawn once; batches are drawn here.
     """
     if isinstance(train, Data):
         return train
@@ -66,7 +66,7 @@ def from_tensors(name: str, train: Examples, test: Examples, class_names: list[s
 def read_examples(examples: Examples) -> tuple[Tensor, Tensor]:
     """Inputs [N, ...] (uint8, int64 or finite float32) and labels int64 [N], on the CPU."""
     if isinstance(examples, DataLoader):
-        examples = examples.dataset
+        examples = _one_pass(examples)
     if isinstance(examples, TorchDataset):
         examples = _stacked(examples)
     if not isinstance(examples, tuple | list) or len(examples) != 2:
@@ -129,6 +129,17 @@ def _labels(labels: Tensor) -> Tensor:
     if labels.ndim != 1:
         raise InputError(f"labels have shape {list(labels.shape)}: give one integer for each input, as [N]")
     return labels.long()
+
+
+def _one_pass(loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
+    """What a loader's own sampler and collate function make of its data set, read once."""
+    batches = list(loader)
+    try:
+        pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in batches]
+        return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise InputError(f"the DataLoader does not give batches (inputs, labels) that fit together: {why}") from error
 
 
 def _stacked(dataset: TorchDataset[Any]) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from exssnet.data.task import Data, Stream, Task, check
 from exssnet.data.transforms import Permute, Rotate, Transform
-from exssnet.errors import InputError
+from exssnet.errors import DataError, InputError
 from exssnet.randomness import generator
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class ClassStream(Stream):
         self._warp = warp
         self._train_rows = rows_by_class(dataset.train.labels, dataset.classes)
         self._test_rows = rows_by_class(dataset.test.labels, dataset.classes)
+        for index, group in enumerate(groups):
+            if sum(len(self._train_rows[label]) > 0 for label in group) < 2:
+                raise DataError(
+                    f"task {index + 1} of {name} has training examples of fewer than two classes: "
+                    f"a task needs at least two to tell apart"
+                )
 
     def __len__(self) -> int:
         return len(self.class_order)
@@ -107,7 +113,7 @@ class ClassStream(Stream):
             check(validation, f"validation part of task {index} of {self.name}")
         check(train, f"train split of task {index} of {self.name}")
         check(test, f"test split of task {index} of {self.name}")
-        return Task(index, f"task{index + 1}", tuple(group), train, test, validation)
+        return Task(index, self.task_name(index), tuple(group), train, test, validation)
 
 
 def split(

@@ -74,6 +74,9 @@ class Stream(Sequence[Task]):
     def task(self, index: int) -> Task:
         """The task at a position, 0 ≤ index < len."""
 
+    def task_name(self, index: int) -> str:
+        return f"task{index + 1}"
+
     @overload
     def __getitem__(self, index: int) -> Task: ...
     @overload

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from exssnet.experiments.config import RunConfig
 
 
+STREAMS = ("split", "permuted", "rotated")
+
+
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
     """Every benchmark's recipe file, by name."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from exssnet.errors import InputError, RunError
-from exssnet.experiments.benchmarks import recipe
+from exssnet.experiments.benchmarks import STREAMS, recipe
 
-SHARED_RECIPE_FIELDS = ("source", "stream", "tasks", "class_order", "network", "batch_size", "threads")
+BY_NAME = ("benchmark", "method", "seed", "settings")  # not changed as fields: they say which run it is
+OF_CLASSES = ("class_order", "class_order_seed")  # only where a stream deals classes to tasks
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,21 @@ class RunConfig:
         return text
 
     @staticmethod
-    def from_yaml(text: str, where: str) -> RunConfig:
+    def read(file: Path) -> RunConfig:
+        """A configuration that was written, checked like a new one."""
         import yaml
 
         try:
-            return RunConfig(**yaml.safe_load(text))
-        except (yaml.YAMLError, TypeError) as error:
-            raise RunError(f"{where} is no run configuration: {' '.join(str(error).split())}") from error
+            found = yaml.safe_load(file.read_text("utf-8"))
+            named = {name: found.pop(name) for name in BY_NAME}
+            settings = named.pop("settings")
+            settings.pop("kkt", None)  # follows from the method's name
+            return resolve(**named, **found, **settings)
+        except InputError as error:
+            raise RunError(f"{file} cannot be used: {error}") from error
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+            why = " ".join(str(error).split())
+            raise RunError(f"{file} is no run configuration ({why}): give a run's config.yaml") from error
 
     def differences(self, other: RunConfig) -> list[str]:
         """Names of the fields that differ, settings included."""
@@ -70,32 +81,61 @@ def resolve(benchmark: str, method: str, seed: int, **changes: Any) -> RunConfig
     """The benchmark's recipe for a method, with changes (None: not changed); unknown names are refused."""
     from exssnet.methods import parse
 
-    base = recipe(benchmark)
+    given = dict(recipe(benchmark))
     kind, kkt = parse(method)
-    changes = {name: value for name, value in changes.items() if value is not None}
-    config_fields = {f.name for f in dataclasses.fields(RunConfig)} - {"benchmark", "method", "seed", "settings"}
-    own = base["methods"].get(kind.name, {}) | ({"kkt": True} if kkt else {})
-    setting_fields = {f.name for f in dataclasses.fields(kind.settings_type)}
+    seed = typed("seed", seed, int)
+    given.pop("description")
+    own = given.pop("methods").get(kind.name, {})
+    fields = {name: hint for name, hint in get_type_hints(RunConfig).items() if name not in BY_NAME}
+    setting_fields = get_type_hints(kind.settings_type)
+    if "kkt" in setting_fields:
+        setting_fields.pop("kkt")
+        own = own | {"kkt": kkt}
     for name, value in changes.items():
+        if value is None:
+            continue
         if name in setting_fields:
-            own[name] = value
-        elif name not in config_fields:
+            own[name] = typed(name, value, setting_fields[name])
+        elif name in fields:
+            given[name] = value
+        else:
             raise InputError(f"method '{method}' has no setting '{name}'")
-    shared = {name: base[name] for name in SHARED_RECIPE_FIELDS if name in base}
-    shared |= {name: value for name, value in changes.items() if name in config_fields}
-    shared.setdefault("class_order_seed", seed)
-    settings = _typed(kind.settings_type, own)
-    if shared.get("threads", 0) < 0:
-        raise InputError(f"threads is {shared['threads']}: give 1 or more, or 0 for PyTorch's choice")
+    if given["stream"] == "split":
+        given.setdefault("class_order_seed", seed)
+    elif refused := [name for name in OF_CLASSES if changes.get(name) not in (None, getattr(RunConfig, name))]:
+        raise InputError(f"{benchmark} has all classes in every task: it takes no {refused[0]}")
+    shared = {name: typed(name, value, fields[name]) for name, value in given.items()}
+    settings = dataclasses.asdict(kind.settings_type(**own))
     config = RunConfig(benchmark=benchmark, method=method, seed=seed, settings=settings, **shared)
+    return _checked(config)
+
+
+def _checked(config: RunConfig) -> RunConfig:
+    if config.stream not in STREAMS:
+        raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
+    if not 0 <= config.threads <= 1024:
+        raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 for PyTorch's choice")
     return dataclasses.replace(config, device=_device(config.device))
 
 
-def _typed(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """All settings, checked by the method's own type; whole numbers given for floats become floats."""
-    hints = get_type_hints(kind)
-    settings = kind(**{n: float(v) if hints[n] is float else v for n, v in values.items()})
-    return dataclasses.asdict(settings)
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """The value as the field's type has it; a whole number may stand for a float, nothing else is converted."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if any(type(value) is kind for kind in kinds):
+        return value
+    wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+    raise InputError(f"{name} is {value!r}: give a value of type {wanted}")
+
+
+def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
+    """Values written on a command line, as YAML reads them: numbers, booleans, words."""
+    import yaml
+
+    return {name: yaml.safe_load(text) for name, text in pairs.items()}
 
 
 def _device(name: str) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exssnet.errors import ExssnetError, RunError
+from exssnet.errors import InputError, RunError
 from exssnet.experiments.config import RunConfig
 from exssnet.train.checkpoint import write_bytes
 
@@ -19,20 +19,20 @@ class RunFolder:
     """Reads and writes one run's files; every file but the log is replaced whole."""
 
     def __init__(self, out: Path, config: RunConfig) -> None:
-        self.config = config
+        self.config, self.out = config, out
         self.path = out / config.folder
         self.checkpoint = self.path / "checkpoint.safetensors"
         self._config, self._results = self.path / "config.yaml", self.path / "results.json"
-        self._log, self._lock = self.path / "log.jsonl", self.path / ".lock"
+        self._log = self.path / "log.jsonl"
 
     def check(self) -> None:
         """Refuse, before anything is written, a folder of another configuration or one that cannot be written."""
         if self._config.exists():
-            there = RunConfig.from_yaml(self._config.read_text("utf-8"), str(self._config))
+            there = RunConfig.read(self._config)
             differences = there.differences(self.config)
             if differences:
                 raise RunError(
-                    f"{self.path} holds a run with another configuration ({', '.join(differences)} differ): "
+                    f"{self.path} holds a run with another configuration (different: {', '.join(differences)}): "
                     f"choose another --out, or delete the folder"
                 )
         place = self.path
@@ -45,45 +45,60 @@ class RunFolder:
         """The record, if the run is finished."""
         if not self._results.exists():
             return None
-        record: dict[str, Any] = json.loads(self._results.read_text("utf-8"))
+        try:
+            record: dict[str, Any] = json.loads(self._results.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{self._results} is no readable record ({error}): delete it to make the run again"
+            ) from error
         return record
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Make the folder and hold it against other processes; a killed process lets go of it.
 
-        A run that is refused on its way leaves nothing behind, unless there was something to resume before.
+        A run that is refused before its first task is learned leaves nothing behind.
         """
-        fresh = not self._config.exists()
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = self._lock.open("w")
+            held = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise RunError(f"cannot write to {self.path} ({error.strerror}): choose another --out folder") from error
-        with lock:
+            raise self._cannot_write(error) from error
+        try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RunError(f"{self.path} is being written by another process: wait for it to end") from None
+            self.check()  # once more: another process may have been here since
             for left_by_a_kill in self.path.glob(".*.tmp"):
                 left_by_a_kill.unlink()
-            if fresh:
+            if not self._config.exists():
                 write_bytes(self._config, self.config.to_yaml().encode())
-            try:
-                yield
-            except ExssnetError:
-                if fresh:
-                    self._remove()
-                raise
-            self._lock.unlink(missing_ok=True)
+            yield
+        except InputError:
+            if not self._has_learned():
+                self._remove(made)
+            raise
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        finally:
+            os.close(held)
 
-    def _remove(self) -> None:
-        for file in (self._config, self._log, self.checkpoint, self._lock):
+    def _cannot_write(self, error: OSError) -> RunError:
+        return RunError(
+            f"cannot write to {self.path} ({error.strerror}): make room there or choose another --out folder"
+        )
+
+    def _has_learned(self) -> bool:
+        return self._log.exists() and '"event": "task"' in self._log.read_text("utf-8")
+
+    def _remove(self, made: list[Path]) -> None:
+        for file in (self._config, self._log, self.checkpoint):
             file.unlink(missing_ok=True)
-        for folder in (self.path, *self.path.parents[:2]):  # seed, method, benchmark
-            if any(folder.iterdir()):
-                return
-            folder.rmdir()
+        for folder in made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
     def finish(self, record: dict[str, Any]) -> None:
         write_bytes(self._results, (json.dumps(record, indent=1) + "\n").encode())
@@ -92,7 +107,7 @@ class RunFolder:
     def cut_log(self, size: int) -> None:
         """Take the log back to what a checkpoint knew of it."""
         with self._log.open("ab") as log:
-            log.truncate(size)
+            log.truncate(min(size, self.log_size()))
 
     def log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0

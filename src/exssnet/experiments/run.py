@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exssnet.data.task import Stream, Task
-from exssnet.errors import InputError
+from exssnet import randomness
+from exssnet.data.task import Data, Stream, Task
+from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.folder import RunFolder
@@ -37,7 +38,10 @@ def run(
     with _threads(config.threads):
         stream, method = prepare(config)
         with folder.writing():
-            return _Run(config, folder, stream, method, listener or Listener(), checkpoint_seconds).finish()
+            record = folder.results()  # another process may have finished it while we prepared
+            if record is None:
+                record = _Run(config, folder, stream, method, listener or Listener(), checkpoint_seconds).finish()
+            return record
 
 
 def prepare(config: RunConfig) -> tuple[Stream, Method]:
@@ -46,7 +50,9 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
     settings = kind.settings_type(**config.settings)
     _train_settings(config)
     stream = benchmarks.stream(config)
-    module = build(config.network, stream.input_shape, stream.max_classes, config.width)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.derive(config.seed, "module"))
+        module = build(config.network, stream.input_shape, stream.max_classes, config.width)
     method = kind(module, settings, config.seed, config.head)
     method.to(config.device)
     return stream, method
@@ -69,6 +75,7 @@ class _Run:
         self.listener = listener
         self.matrix: list[list[float | None]] = []
         self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
+        self._tests: dict[int, Data] = {}
         self._checkpoint_seconds = checkpoint_seconds
         self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
         self.trainer = Trainer(
@@ -92,10 +99,11 @@ class _Run:
         """The test split is read here and nowhere else: once per learned task and task."""
         started = time.perf_counter()
         row: list[float | None] = []
+        self._tests[learned.index] = learned.test
         for index in range(learned.index + 1):
-            task = learned if index == learned.index else self.stream[index]
-            test = task.test.to(self.config.device)
-            row.append(accuracy(partial(self.method.logits, task=task.name), test))
+            if index not in self._tests:  # learned before a resume
+                self._tests[index] = self.stream[index].test.to(self.config.device)
+            row.append(accuracy(partial(self.method.logits, task=self.stream.task_name(index)), self._tests[index]))
         self.seconds[-1]["evaluation"] = time.perf_counter() - started
         self.matrix.append(row + [None] * (len(self.stream) - len(row)))
         self.folder.log(event="task", task=learned.name, accuracies=row)
@@ -120,6 +128,7 @@ class _Run:
             "seconds": self.seconds,
             "elapsed": self._elapsed(),
             "log": self.folder.log_size(),
+            "made_with": self._made_with(),
         }
         checkpoint.write(self.folder.checkpoint, everything, progress)
 
@@ -129,13 +138,22 @@ class _Run:
             self.folder.cut_log(0)
             return None
         tensors, progress = checkpoint.read(self.folder.checkpoint)
-        self.method.load_state(_part(tensors, "method."), progress["method"])
+        if progress.get("made_with") != self._made_with():
+            raise RunError(
+                f"{self.folder.path} was begun with other data or versions of torch or exssnet: "
+                f"delete the folder to start the run anew"
+            )
+        self.method.load_state(checkpoint.part(tensors, "method."), progress["method"])
         self.matrix, self.seconds = progress["matrix"], progress["seconds"]
         self._before = progress["elapsed"]
         self.folder.cut_log(progress["log"])
         if progress["position"] is None:
             return None
-        return _part(tensors, "trainer."), progress["position"]
+        return checkpoint.part(tensors, "trainer."), progress["position"]
+
+    def _made_with(self) -> dict[str, Any]:
+        """What must be the same for the rest of a run to fit its beginning."""
+        return {"data": self.stream.data_digests, "versions": versions()}
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._started
@@ -157,6 +175,7 @@ class _Run:
             "accuracy_matrix": self.matrix,
             "average_accuracy": metrics.average_accuracy(self.matrix),
             "forgetting": metrics.forgetting(self.matrix),
+            "forgetting_by_definition": {name: of(self.matrix) for name, of in metrics.FORGETTING.items()},
             "sparse_overlap": overlaps,
             "average_sparse_overlap": None if overlaps is None else metrics.average_overlap(overlaps),
             "zero_forgetting": None if proof is None else {
@@ -179,9 +198,15 @@ class _Logged(Listener):
 
     def __init__(self, folder: RunFolder, listener: Listener) -> None:
         self._folder, self._to = folder, listener
-        self.task_started = listener.task_started  # type: ignore[method-assign]
-        self.phase_started = listener.phase_started  # type: ignore[method-assign]
-        self.progress = listener.progress  # type: ignore[method-assign]
+
+    def task_started(self, index: int, name: str) -> None:
+        self._to.task_started(index, name)
+
+    def phase_started(self, name: str, epochs: int, done: int) -> None:
+        self._to.phase_started(name, epochs, done)
+
+    def progress(self, share: float) -> None:
+        self._to.progress(share)
 
     def epoch_ended(self, report: EpochReport) -> None:
         self._folder.log(event="epoch", **asdict(report))
@@ -206,10 +231,6 @@ class _threads:
 def _on(task: Task, device: str) -> Task:
     held = None if task.validation is None else task.validation.to(device)
     return replace(task, train=task.train.to(device), test=task.test.to(device), validation=held)
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def device_name(device: str) -> str:

@@ -24,12 +24,12 @@ class ExSSNeT(SupSup):
     def phases(self, task: Task) -> Iterator[Phase]:
         yield from super().phases(task)
         assert isinstance(self.subnetwork, WeightSubnetwork)
-        if len(self.subnetwork.index) and self.settings.weight_epochs:  # with no free weight left, this is SupSup
+        if len(self.subnetwork.index):  # with no free weight left, this is SupSup
             weights = self.subnetwork.parameters()
             yield Phase("weights", weights, self.settings.weight_epochs, self.settings.weight_lr)
 
     def trainable(self, mask: Tensor) -> Tensor | None:
-        return self.network.bank.free(mask)
+        return self.network.bank.free(mask) if self.settings.weight_epochs else None
 
     def paper_weight_bits(self) -> int:
         size = self.network.layout.size

@@ -14,7 +14,7 @@ class SSNeT(ExSSNeT):
     exclusive = False
 
     def trainable(self, mask: Tensor) -> Tensor | None:
-        return mask
+        return mask if self.settings.weight_epochs else None
 
     def trained_weights(self) -> int:
-        return int(self.network.bank.used.count_nonzero())
+        return int(self.network.bank.used.count_nonzero()) if self.settings.weight_epochs else 0

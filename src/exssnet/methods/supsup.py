@@ -14,7 +14,7 @@ from exssnet.core import initialise
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
-from exssnet.core.transfer import Lender, find_lender, scores_from_mask
+from exssnet.core.transfer import Transfer, find_lender, scores_from_mask
 from exssnet.data.task import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Method, Phase
@@ -37,13 +37,11 @@ class MaskSettings:
     kkt_neighbours: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("mask_epochs", "kkt_samples", "kkt_neighbours"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        if self.weight_epochs < 0:
-            raise InputError(f"weight_epochs is {self.weight_epochs}: it must be 0 or more")
+        for name, least in (("mask_epochs", 1), ("weight_epochs", 0), ("kkt_samples", 1), ("kkt_neighbours", 1)):
+            if type(getattr(self, name)) is not int or getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}: it must be a whole number, at least {least}")
         for name in ("lr", "weight_lr"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if not isinstance(getattr(self, name), int | float) or not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} is {getattr(self, name)}: it must be a positive number, for example 0.001")
         if self.kkt_start not in STARTS:
             raise InputError(f"kkt_start is '{self.kkt_start}': choose one of {', '.join(STARTS)}")
@@ -66,7 +64,7 @@ class SupSup(Method):
             module, settings.density, seed, init=init, private=private, head=head, head_layer=head_layer
         )
         self.subnetwork: Subnetwork | None = None  # of the task being learned
-        self.lenders: dict[str, Lender] = {}
+        self.transfers: dict[str, Transfer] = {}  # of finished tasks and the one being learned
         self.scores: dict[str, Tensor] = {}  # raw scores of finished tasks, kept if they are what is lent
 
     @staticmethod
@@ -91,18 +89,26 @@ class SupSup(Method):
         draw = randomness.generator(self.seed, "kkt", task.name)
         index = torch.randperm(len(task.train), generator=draw)[: self.settings.kkt_samples]
         x, y = task.train.batch(index.to(task.train.device))
-        lender = find_lender(self.network, x, y, task.train.classes, self.settings.kkt_neighbours)
-        self.lenders[task.name] = lender
-        if lender.task is None:
+        found = find_lender(self.network, x, y, task.train.classes, self.settings.kkt_neighbours)
+        self.transfers[task.name] = found
+        if found.lender is None:
             return fresh
         if self.settings.kkt_start == "scores":
-            return self.scores[lender.task]
-        return scores_from_mask(fresh, self.network.mask(lender.task), self.network.layout)
+            return self.scores[found.lender]
+        return scores_from_mask(fresh, self.network.mask(found.lender), self.network.layout)
 
     def end_task(self, task: Task) -> None:
         assert isinstance(self.subnetwork, WeightSubnetwork)
-        self.subnetwork.commit(exclusive=self.exclusive)
+        found = self.transfers.get(task.name)
+        self.subnetwork.commit(lender=found.lender if found else None, exclusive=self.exclusive)
         self.subnetwork = None
+
+    def drop_unfinished(self) -> None:
+        """Let go of a task whose learning was broken off."""
+        self.subnetwork = None
+        for kept in (self.transfers, self.scores):
+            for name in kept.keys() - self.network.tasks.keys():
+                kept.pop(name)
 
     def forward(self, x: Tensor, *, training: bool) -> Tensor:
         assert self.subnetwork is not None
@@ -126,11 +132,12 @@ class SupSup(Method):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, cards = self.network.state()
         tensors |= {f"scores.{name}": scores for name, scores in self.scores.items()}
-        return tensors, {"tasks": cards, "lenders": {n: asdict(lender) for n, lender in self.lenders.items()}}
+        return tensors, {"tasks": cards, "transfers": {n: asdict(t) for n, t in self.transfers.items()}}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.network.load_state(tensors, facts["tasks"])
-        self.lenders = {name: Lender(**lender) for name, lender in facts["lenders"].items()}
+        self.verify()
+        self.transfers = {name: Transfer(**found) for name, found in facts["transfers"].items()}
         kept = (name for name in tensors if name.startswith("scores."))
         self.scores = {name.removeprefix("scores."): tensors[name].to(self.network.device) for name in kept}
 
@@ -138,18 +145,19 @@ class SupSup(Method):
         tasks = self.network.tasks.values()
         return {
             "sparse_overlap": [task.overlap for task in tasks],
-            "transfer": [asdict(self.lenders.get(task.name, Lender(None, {}))) for task in tasks],
+            "transfer": [asdict(self.transfers.get(task.name, Transfer(None, {}))) for task in tasks],
             "storage": self.storage(),
         }
 
     def storage(self) -> dict[str, int]:
         """Bits to keep: masks, trained weights and private tensors, beside the paper's own estimate."""
-        tasks, network = self.network.tasks.values(), self.network
-        private = sum(8 * t.numel() * t.element_size() for task in tasks for t in task.private.values())
+        network = self.network
+        private = [t for task in network.tasks.values() for t in task.private.values()]
         return {
             "mask_bits": network.bank.bits,
-            "weight_bits": 32 * self.trained_weights(),
-            "private_bits": private,
+            "weight_bits": 8 * network.weights.element_size() * self.trained_weights(),
+            "private_bits": _bits(private),
+            "score_bits": _bits(list(self.scores.values())),  # only where raw scores are lent
             "paper_formula_bits": self.paper_weight_bits() + network.bank.bits,
         }
 
@@ -160,3 +168,7 @@ class SupSup(Method):
     def paper_weight_bits(self) -> int:
         """The paper's bits for trained weights, min(|W|·k·t, |W|)·32: none here."""
         return 0
+
+
+def _bits(tensors: list[Tensor]) -> int:
+    return sum(8 * tensor.numel() * tensor.element_size() for tensor in tensors)

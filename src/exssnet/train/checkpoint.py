@@ -42,3 +42,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors below a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -20,6 +20,7 @@ from exssnet import randomness
 from exssnet.data.task import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Method, Phase
+from exssnet.train.checkpoint import part
 from exssnet.train.evaluate import accuracy
 from exssnet.train.listener import EpochReport, Listener
 from exssnet.train.optimizers import OptimizerFactory, cosine, optimizer_factory
@@ -38,8 +39,8 @@ class TrainSettings:
     select: str = "last"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}: it must be at least 1")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}: it must be a whole number, at least 1")
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}': choose one of {', '.join(SELECTS)}")
         optimizer_factory(self.optimizer)
@@ -74,14 +75,14 @@ class Trainer:
         """Learn one task, from its beginning or from a snapshot of it; seconds per phase."""
         if self.settings.select == "best" and task.validation is None:
             raise InputError("select 'best' needs a validation part: cut one from the training data")
-        self._at = _Position()
+        self._at = _Position(seconds=dict(snapshot[1]["seconds"]) if snapshot is not None else {})
         self.listener.task_started(task.index, task.name)
         devices = [task.train.device] if task.train.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # the caller's own random state stays as it is
             started = time.perf_counter()
             for number, phase in enumerate(self.method.phases(task)):
                 if number == 0:  # what a method does before its first phase: KKT, above all
-                    self._at.seconds["setup"] = time.perf_counter() - started
+                    self._at.seconds.setdefault("setup", time.perf_counter() - started)
                 self._at.phases.append(phase)
                 done = 0
                 if snapshot is not None:
@@ -118,6 +119,9 @@ class Trainer:
             if at.epoch == phase.epochs and at.best_tensors:
                 _copy(at.best_tensors, self._moving(phase))
             self.after_epoch()
+        for tensor in self._moving(phase).values():
+            if not bool(tensor.isfinite().all()):  # the last step, after the last loss
+                raise _diverged(task, phase, phase.epochs, "not finite", phase.lr)
 
     def _epoch(self, steps: Steps, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
         """Train one epoch; mean loss and accuracy."""
@@ -127,10 +131,7 @@ class Trainer:
         augmentation = randomness.derive(self.seed, "augmentation", *key)
         mean, correct = steps.epoch(order.to(task.train.device), lr, augmentation, self.listener.progress)
         if not math.isfinite(mean):
-            raise InputError(
-                f"the loss became {mean} in task '{task.name}', phase {phase.name}, epoch {epoch + 1}: "
-                f"lower the learning rate (it was {lr:g}) or check the inputs"
-            )
+            raise _diverged(task, phase, epoch + 1, f"{mean}", lr)
         return mean, correct
 
     def _moving(self, phase: Phase) -> dict[str, Tensor]:
@@ -164,25 +165,27 @@ class Trainer:
         """Bring a phase to where the snapshot has it; how many of its epochs are done."""
         tensors, facts = snapshot
         at = self._at
-        at.seconds = dict(facts["seconds"])
         if number > facts["phase"]:
             return 0
         if number < facts["phase"]:
-            _copy(_part(tensors, f"phase.{number}."), {str(i): p for i, p in enumerate(phase.parameters)})
+            _copy(part(tensors, f"phase.{number}."), {str(i): p for i, p in enumerate(phase.parameters)})
             return phase.epochs
-        _copy(_part(tensors, "now."), self._moving(phase))
-        at.epoch, at.best, at.best_tensors = facts["epoch"], facts["best"], _part(tensors, "best.")
+        _copy(part(tensors, "now."), self._moving(phase))
+        at.epoch, at.best, at.best_tensors = facts["epoch"], facts["best"], part(tensors, "best.")
         at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _part(tensors, "optimizer.").items():
+        for name, tensor in part(tensors, "optimizer.").items():
             index, _, key = name.partition(".")
             state.setdefault(int(index), {})[key] = tensor
         at.optimizer.load_state_dict({**at.optimizer.state_dict(), "state": state})
         return at.epoch
 
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+def _diverged(task: Task, phase: Phase, epoch: int, value: str, lr: float) -> InputError:
+    return InputError(
+        f"the loss became {value} in task '{task.name}', phase {phase.name}, epoch {epoch}: "
+        f"lower the learning rate (it was {lr:g}) or check the inputs"
+    )
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

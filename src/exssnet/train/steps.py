@@ -1,7 +1,7 @@
 """Optimizer steps: one after the other, or captured once as a CUDA graph and replayed.
 
 A step is the whole of it: gather and augment the batch, forward, backward, the method's own change of gradients, the
-optimizer, the counters. Captured, the host's part of an epoch is a permutation, a learning rate and one launch per step.
+optimizer, the counters. Captured, the host's part of an epoch is a permutation, a learning rate and one launch a step.
 """
 
 from __future__ import annotations

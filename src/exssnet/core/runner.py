@@ -1,0 +1,93 @@
+"""Runs a module on tensors that are passed in: a skeleton without storage, one call at a time."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from exssnet.core.execution import Execution
+from exssnet.errors import InputError
+
+
+class Runner:
+    """A copy of a module that holds no numbers: structure only, on the `meta` device."""
+
+    def __init__(self, module: nn.Module, still: tuple[str, ...]) -> None:
+        self.skeleton = _skeleton(module)
+        self._still = still  # submodules that stay in evaluation mode
+        self._one_at_a_time = threading.Lock()  # tensors are swapped into the one skeleton
+        self.execute(Execution())
+
+    def execute(self, execution: Execution) -> None:
+        """Compute this way from now on."""
+        self.execution = execution
+        self._training_call = torch.compile(self._call, dynamic=False) if execution.compiled else self._call
+
+    def run(self, tensors: dict[str, Tensor], x: Tensor, *, training: bool, fixed: Mapping[str, Tensor]) -> Tensor:
+        """The module's output under these tensors; `fixed` are those that it must leave as they are."""
+        if self.execution.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        versions = {name: tensor._version for name, tensor in fixed.items()}
+        low = self.execution.autocast
+        call = self._training_call if training else self._call
+        with self._one_at_a_time, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
+            self._set_training(training)
+            out = call(tensors, x)
+        for name, version in versions.items():
+            if fixed[name]._version != version:
+                raise InputError(
+                    f"the module changes its tensor '{name}' while it runs, so that tasks would disturb each other: "
+                    f"make it a buffer that changes in training only"
+                )
+        return out
+
+    def inputs_of(self, layer: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """What a layer sees in evaluation mode."""
+        seen: list[Tensor] = []
+        hook = self.skeleton.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.run(tensors, x, training=False, fixed=tensors)
+        finally:
+            hook.remove()
+        return seen[-1]
+
+    def bake(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """A plain module with these tensors in it, in evaluation mode; tied tensors stay tied."""
+        baked = copy.deepcopy(self.skeleton)
+        parameters = {
+            id(old): nn.Parameter(tensors[name].detach().clone(), old.requires_grad)
+            for name, old in baked.named_parameters()
+        }
+        buffers = {id(old): tensors[name].clone() for name, old in baked.named_buffers()}
+        for owner in baked.modules():
+            for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+                owner._parameters[name] = parameters[id(parameter)]
+            for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
+                owner._buffers[name] = buffers[id(buffer)]
+        return baked.eval()
+
+    def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        out = functional_call(self.skeleton, tensors, (x,))
+        return getattr(out, "logits", out)  # type: ignore[no-any-return]
+
+    def _set_training(self, training: bool) -> None:
+        if self.skeleton.training != training:
+            self.skeleton.train(training)
+            for name in self._still:
+                self.skeleton.get_submodule(name).eval()
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """A deep copy with meta tensors, one for each tensor of the module, so that what is tied stays tied."""
+    memo: dict[int, object] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    skeleton: nn.Module = copy.deepcopy(module, memo)
+    return skeleton.train(False).train(True)
