@@ -93,6 +93,12 @@ BAD = {
     "a class that is not there": (["--class-order", "1,2,3,44"], "class order has 44"),
     "a class order that is none": (["--class-order", "backwards"], "class order 'backwards' is not known"),
     "bad seeds": (["--seeds", "0;1"], "give whole numbers with commas"),
+    "a seed twice": (["--seeds", "0,0"], "seed 0 is named twice"),
+    "a method twice": (["--method", "ssnet,ssnet"], "method ssnet is named twice"),
+    "a setting without a value": (["--set", "kkt_samples"], "write --set name=value"),
+    "a setting that is none": (["--set", "kkt_sample=3"], "has no setting 'kkt_sample'"),
+    "kkt as a setting": (["--set", "kkt=true"], "has no setting 'kkt'"),
+    "a setting of another type": (["--set", "kkt_samples=many"], "kkt_samples is 'many': give a value of type int"),
     "bad epochs": (["--mask-epochs", "0"], "mask_epochs is 0"),
     "bad rate": (["--lr", "-1"], "lr is -1.0"),
     "bad batch": (["--batch-size", "0"], "batch_size is 0"),
@@ -123,6 +129,22 @@ def test_unknown_benchmarks_are_offered_the_nearest(tmp_path):
     assert (done.returncode, done.stderr) == (2, "exssnet: unknown benchmark 'split-minst': did you mean split-mnist or split-imagenet or split-digits?\n")  # fmt: skip  # noqa: E501
     assert exssnet("run", cwd=tmp_path).stderr.startswith("exssnet: no benchmark named")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_file_goes_with_nothing_else(tmp_path):
+    exssnet("run", "split-digits", *QUICK, cwd=tmp_path)
+    config = tmp_path / "runs/split-digits/exssnet/seed-0/config.yaml"
+    for other in (["--method", "supsup"], ["--seeds", "5"], ["--kkt"], ["--lr", "0.1"], ["--set", "lr=1"]):
+        done = exssnet("run", "--config", config, *other, cwd=tmp_path)
+        assert (done.returncode, done.stderr.splitlines()) == (2, [
+            "exssnet: --config repeats a run as it was: give no benchmark and no other settings with it"
+        ])  # fmt: skip
+
+
+def test_class_order_is_refused_where_every_task_has_all_classes(tmp_path):
+    done = exssnet("run", "permuted-mnist", "--class-order", "seed", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "has all classes in every task: it takes no class_order" in done.stderr
 
 
 def test_data_that_is_nowhere_is_one_line(tmp_path):

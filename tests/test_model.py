@@ -1,6 +1,8 @@
 """What a user of `exssnet.Model` relies on."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import exssnet
 from exssnet import ForgettingError, InputError, Model
+from exssnet.core.initialise import fresh_scores
+from exssnet.data import TensorData
+from exssnet.data.tensors import Shared
 from exssnet.models import build
 
 
@@ -191,21 +196,139 @@ def test_a_buffer_that_learning_changes_is_each_tasks_own():
     assert all("scale" not in task.private for task in model.tasks)
 
 
-def test_seeds_differ_in_weights_scores_and_order_and_equal_seeds_agree_bit_for_bit():
-    def learned(seed):
-        model = Model(mlp(), density=0.2, seed=seed)
-        model.learn("a", examples(0), epochs=(2, 2))
-        model.learn("b", examples(1), epochs=(2, 2))
-        return model
+def drawn(seed):
+    """What a seed decides: weights, scores, the order of the batches, and the outcome."""
 
+    class Watched(TensorData):
+        read: ClassVar = []
+
+        def batch(self, index, generator=None):
+            if generator is not None:
+                self.read.append(index)
+            return super().batch(index, generator)
+
+    model = Model(mlp(), density=0.2, seed=seed, method="exssnet")
+    network = model._method.network
+    weights, scores = network.weights.clone(), fresh_scores(network.layout, seed, "a")
+    x, y = examples(0)
+    watched = Watched(Shared(x), torch.arange(len(y)), y, 2)
+    Watched.read = []
+    watched.to = lambda device: watched
+    model.learn("a", watched, epochs=(2, 2))
+    return weights, scores, torch.cat(Watched.read), network.mask("a"), network.weights
+
+
+class Centred(nn.Module):
+    """Keeps a running centre as a parameter that it changes itself: no task could stay as it is."""
+
+    def __init__(self, buffer: bool, always: bool) -> None:
+        super().__init__()
+        self.layer, self.always = nn.Linear(12, 2), always
+        if buffer:
+            self.register_buffer("centre", torch.zeros(12))
+        else:
+            self.centre = nn.Parameter(torch.zeros(12), requires_grad=False)
+
+    def forward(self, x):
+        if self.training or self.always:
+            with torch.no_grad():
+                self.centre.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.layer(x - self.centre)
+
+
+@pytest.mark.parametrize(("buffer", "always"), [(False, False), (False, True), (True, True)])
+def test_a_module_that_changes_what_tasks_share_is_refused(buffer, always):
+    with pytest.raises(InputError, match="changes its tensor 'centre' while it runs"):
+        Model(Centred(buffer, always), density=0.5).learn("a", examples(0), epochs=(1, 1))
+
+
+def test_a_buffer_that_changes_in_training_only_is_private_and_safe():
+    model = Model(Centred(buffer=True, always=False), density=0.5)
+    model.learn("a", examples(0), epochs=(1, 1))
+    before = model.logits(examples(0)[0], "a")
+    model.learn("b", examples(1), epochs=(1, 1))
+    assert torch.equal(model.logits(examples(0)[0], "a"), before)
+
+
+@pytest.mark.parametrize("which", ["frozen", "buffers"])
+def test_a_change_of_what_all_tasks_share_is_found(which):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(12, 2)
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, x):
+            return self.layer(x) * self.scale
+
+    model = Model(Scaled(), density=0.5)
+    model.learn("a", examples(0), epochs=(1, 1))
+    next(iter(getattr(model._method.network, which).values())).add_(1)
+    with pytest.raises(ForgettingError, match="shared by all tasks"):
+        model.verify()
+    with pytest.raises(ForgettingError, match="shared by all tasks"):
+        model.learn("b", examples(1), epochs=(1, 1))
+
+
+def test_a_part_that_the_user_froze_is_neither_masked_nor_trained_nor_put_in_training_mode():
+    encoder = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.5)).requires_grad_(False)
+    module = nn.Sequential(encoder, nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 2))
+    model = Model(module, density=0.3)
+    model.learn("a", examples(0), epochs=(5, 5))
+    assert [layer.name for layer in model._method.network.layout.layers] == ["1.weight", "3.weight"]
+    assert model.tasks[0].private == {}  # the encoder's norm statistics did not move
+    assert torch.equal(model.bake("a")[0][0].weight, encoder[0].weight)
+
+
+@pytest.mark.parametrize("tied", ["layers", "embedding"])
+def test_tied_weights_stay_tied(tied):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(20, 16)
+            self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.out = nn.Linear(16, 20 if tied == "embedding" else 2)
+            self.two.weight = self.one.weight
+            if tied == "embedding":
+                self.out.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.out(self.two(torch.relu(self.one(self.embedding(tokens).mean(1)))))
+
+    x, y = tokens()
+    if tied == "embedding":
+        y = y * 19
+    model = Model(Tied(), density=0.4)
+    model.learn("a", (x, y), epochs=(10, 10), batch_size=16)
+    baked = model.bake("a")
+    assert baked.two.weight is baked.one.weight
+    with torch.no_grad():
+        assert torch.equal(baked(x), model.logits(x, "a"))
+    assert model.evaluate((x, y), "a") > 80
+
+
+def test_threads_may_ask_different_tasks_at_once():
+    model = Model(mlp(), density=0.2)
+    data = {name: examples(number) for number, name in enumerate("ab")}
+    for name, (x, y) in data.items():
+        model.learn(name, (x, y), epochs=(1, 1))
+    expected = {name: model.logits(x, name) for name, (x, _) in data.items()}
+    with ThreadPoolExecutor(4) as pool:
+        names = ["a", "b"] * 200
+        found = list(pool.map(lambda name: model.logits(data[name][0], name), names))
+    assert all(torch.equal(logits, expected[name]) for name, logits in zip(names, found, strict=True))
+
+
+def test_seeds_differ_in_weights_scores_and_order_and_equal_seeds_agree_bit_for_bit():
     torch.manual_seed(1)
-    one = learned(0)
+    one = drawn(0)
     torch.manual_seed(2)  # the global random state plays no part
-    same, other = learned(0), learned(1)
-    assert [task.digests for task in one.tasks] == [task.digests for task in same.tasks]
-    for number in range(2):
-        assert one.tasks[number].digest != other.tasks[number].digest
-        assert not torch.equal(one._method.network.bank.mask(number), other._method.network.bank.mask(number))
+    for mine, same, other in zip(one, drawn(0), drawn(1), strict=True):
+        assert torch.equal(mine, same)
+        assert not torch.equal(mine, other)
+    order = one[2].view(4, -1)  # one row per epoch
+    assert all(len(set(row.tolist())) == 96 for row in order)
+    assert not torch.equal(order[0], order[1])
 
 
 def test_learning_leaves_the_callers_random_state_alone():
@@ -322,6 +445,11 @@ BAD = {
     "unknown optimizer": ((X, Y), {"optimizer": "adm"}, "did you mean adam"),
     "best without validation": ((X, Y), {"select": "best"}, "needs a validation part"),
     "inputs of another size": ((X[:, :5], Y), {}, "inputs of shape"),
+    "one number of epochs": ((X, Y), {"epochs": 5}, "epochs is 5: give two whole numbers"),
+    "half an epoch": ((X, Y), {"epochs": (1.5, 1)}, "give two whole numbers"),
+    "half a batch": ((X, Y), {"batch_size": 1.5}, "batch_size is 1.5"),
+    "validation of another size": ((X, Y), {"validation": (X[:, :5], Y)}, "inputs of shape"),
+    "batches of one with batch statistics": ((X, Y), {"batch_size": 1}, "batch"),
 }
 
 
@@ -340,6 +468,21 @@ def test_a_loss_that_explodes_is_an_error_that_says_where():
         Model(mlp(), seed=0).learn("a", (X, Y), epochs=(1, 3), weight_lr=1e30)
 
 
+def test_a_last_step_that_explodes_is_found_though_no_loss_follows_it():
+    model = Model(mlp(), seed=0)
+    with pytest.raises(InputError, match="phase weights, epoch 1: lower the learning rate"):
+        model.learn("a", (X, Y), epochs=(1, 1), batch_size=96, optimizer="sgd", weight_lr=3e38)
+    assert model.tasks == ()
+
+
+def test_a_double_precision_module_learns_in_double_precision():
+    model = Model(mlp().double(), density=0.2)
+    model.learn("a", (X, Y), epochs=(3, 3))
+    assert model.logits(X, "a").dtype == torch.float64
+    with torch.no_grad():
+        assert torch.equal(model.bake("a")(X.double()), model.logits(X, "a"))
+
+
 def test_a_name_that_is_taken_or_not_learned_is_refused():
     model = Model(mlp(), seed=0)
     model.learn("a", (X, Y), epochs=(1, 0))
@@ -349,6 +492,10 @@ def test_a_name_that_is_taken_or_not_learned_is_refused():
         model.predict(X, "b")
     with pytest.raises(InputError, match="NaN or infinity"):
         model.predict(X * float("nan"), "a")
+    with pytest.raises(InputError, match="inputs of shape"):
+        model.predict(X[:, :5], "a")
+    with pytest.raises(InputError, match="the module is a int: give"):
+        Model(3)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +507,10 @@ def test_a_name_that_is_taken_or_not_learned_is_refused():
         ({"method": "exsnet"}, "unknown method 'exsnet': did you mean exssnet"),
         ({"init": "zero"}, "init is 'zero'"),
         ({"head": "none"}, "head is 'none'"),
+        ({"private": ("nrom",)}, "private 'nrom' matches no parameter"),
+        ({"density": "0.1"}, "density is 0.1"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"device": "gpu"}, "device 'gpu' cannot be used"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(options, message):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exssnet.core.network import LearnedTask
 from exssnet.core.proof import Verification
 from exssnet.data.inputs import as_data, as_inputs, count_classes
-from exssnet.data.task import Task
+from exssnet.data.task import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods import parse
 from exssnet.methods.supsup import MaskSettings, SupSup
@@ -86,7 +86,6 @@ class Model:
         data = as_data(train, classes)
         count_classes(data.labels)  # also where `classes` says more, two must occur to be learned
         network.check_new(name, data.classes)
-        network.check_input(self._inputs(data.batch(torch.arange(1, device=data.device))[0]), data.classes)
         task = Task(
             index=len(self.tasks),
             name=name,
@@ -95,10 +94,15 @@ class Model:
             test=data,  # a Model never looks at a test split
             validation=None if validation is None else as_data(validation, data.classes).to(network.device),
         )
+        settings = TrainSettings(batch_size, optimizer, select)
+        network.check_input(_first(task.train, 1), data.classes)
+        network.check_input(_first(task.train, batch_size), data.classes, training=True)
+        if task.validation is not None:
+            network.check_input(_first(task.validation, 1), data.classes)
         self._method.settings = replace(
             self._method.settings, mask_epochs=mask_epochs, weight_epochs=weight_epochs, lr=lr, weight_lr=weight_lr
         )
-        trainer = Trainer(self._method, self.config.seed, TrainSettings(batch_size, optimizer, select), listener)
+        trainer = Trainer(self._method, self.config.seed, settings, listener)
         try:
             trainer.learn(task)
         except BaseException:
@@ -109,13 +113,9 @@ class Model:
     def logits(self, x: Array, task: str) -> Tensor:
         """Raw outputs [N, classes] of a task's subnetwork."""
         network = self._method.network
-        inputs = self._inputs(as_inputs(x))
+        inputs = as_inputs(x).to(network.device)
         network.check_input(inputs[:1], network.task(task).classes)
         return torch.cat([network.logits(batch, task) for batch in torch.split(inputs, BATCH)])
-
-    def _inputs(self, x: Tensor) -> Tensor:
-        network = self._method.network
-        return x.to(network.device, network.weights.dtype if x.is_floating_point() else x.dtype)
 
     def probabilities(self, x: Array, task: str) -> Tensor:
         """Softmax of the outputs [N, classes]."""
@@ -161,6 +161,11 @@ class Model:
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"device '{device}' cannot be used: {' '.join(str(error).split())}") from error
         return self
+
+
+def _first(data: Data, count: int) -> Tensor:
+    """The first inputs of some data."""
+    return data.batch(torch.arange(min(count, len(data)), device=data.device))[0]
 
 
 def _two_epochs(epochs: object) -> tuple[int, int]:

@@ -94,3 +94,11 @@ def test_density_that_leaves_a_layer_without_a_weight_is_refused_with_the_least_
 def test_masked_out_weights_are_plain_zeros():
     kept = keep_only(torch.tensor([-1.0, -2.0]), torch.tensor([True, False]))
     assert torch.equal(torch.signbit(kept), torch.tensor([True, False]))
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=3))
+def test_the_density_that_the_error_advises_is_accepted(sizes):
+    layout = layout_of([(size,) for size in sizes])
+    with pytest.raises(InputError, match="use at least") as error:
+        keep_counts(layout, 1e-9)
+    assert min(keep_counts(layout, float(str(error.value).split()[-1]))) >= 1

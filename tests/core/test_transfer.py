@@ -1,14 +1,22 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.networks import examples, mlp
+from tests.core.networks import examples, mlp, task
 
 from exssnet import Model
 from exssnet.core import reference
+from exssnet.core.initialise import fresh_scores
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.selection import select
 from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
+from exssnet.data import TensorData
+from exssnet.data.tensors import Shared
+from exssnet.methods import parse
+from exssnet.methods.supsup import MaskSettings
+from exssnet.train import Trainer
 
 
 @given(st.integers(3, 80), st.integers(2, 5), st.integers(1, 12), st.integers(0, 2**31), st.booleans())
@@ -59,15 +67,19 @@ def test_the_planted_related_task_lends():
         assert set(lender.accuracies) == {"block 0", "block 1", "block 2"}
 
 
-def test_nobody_lends_when_none_beats_chance():
+@pytest.mark.parametrize(("right", "lends"), [(33, False), (34, False), (35, True)])
+def test_a_lender_must_beat_chance(monkeypatch, right, lends):
+    """68 scored examples of two classes: 34 right is chance."""
     model = Model(mlp(), density=0.2, seed=0)
-    model.learn("first", examples(0), epochs=(3, 3))
-    x = examples(0, rows=200)[0]
-    # labels by position: neighbours all carry 0, scored rows are all 1, so accuracy is 0
-    y = (torch.arange(200) >= 132).long()
-    lender = find_lender(model._method.network, x, y, classes=2)
-    assert lender.accuracies["first"] <= 0.5
-    assert lender.lender is None
+    model.learn("first", examples(0), epochs=(1, 0))
+    y = torch.arange(200) % 2
+    seen = y.clone()
+    seen[132 : 132 + 68 - right] = 1 - y[132 : 132 + 68 - right]  # features that mislead about so many
+    features = iter(torch.split(seen[:, None].float(), 64))
+    monkeypatch.setattr(type(model._method.network), "features", lambda *_: next(features))
+    found = find_lender(model._method.network, torch.zeros(200, 12), y, classes=2)
+    assert found.accuracies == {"first": pytest.approx(right / 68)}
+    assert (found.lender == "first") == lends
 
 
 def test_the_first_task_has_nobody_to_borrow_from():
@@ -75,20 +87,50 @@ def test_the_first_task_has_nobody_to_borrow_from():
     assert find_lender(model._method.network, *examples(0), classes=2).lender is None
 
 
+class Watched(TensorData):
+    """Data that notes how it is read."""
+
+    def batch(self, index, generator=None):
+        self.reads = [*getattr(self, "reads", []), (index, generator)]
+        return super().batch(index, generator)
+
+
+def kkt_method(start):
+    settings = MaskSettings(density=0.2, kkt=True, kkt_start=start, mask_epochs=3, kkt_samples=40)
+    return parse("exssnet+kkt")[0](mlp(), settings, seed=0)
+
+
 @pytest.mark.parametrize("start", ["bits", "scores"])
-def test_a_lent_start_begins_at_the_lenders_mask(start):
-    from dataclasses import replace
-
-    from tests.core.networks import task
-
-    from exssnet.methods import parse
-    from exssnet.methods.supsup import MaskSettings
-    from exssnet.train import Trainer
-
-    method = parse("exssnet+kkt")[0](mlp(), MaskSettings(density=0.2, kkt=True, kkt_start=start, mask_epochs=3), seed=0)
-    trainer = Trainer(method, seed=0)
-    trainer.learn(task(0))
+def test_learning_begins_at_the_lenders_mask(start):
+    method = kkt_method(start)
+    Trainer(method, seed=0).learn(task(0))
     again = replace(task(0), name="again")
-    scores = method.first_scores(again)
+    next(method.phases(again))  # ready for the first step
     assert method.transfers["again"].lender == "task-0"
-    assert torch.equal(select(scores, method.network.layout, method.network.keep), method.network.mask("task-0"))
+    assert torch.equal(method.subnetwork.mask(), method.network.mask("task-0"))
+    fresh = fresh_scores(method.network.layout, 0, "again")
+    if start == "bits":
+        assert torch.equal(method.subnetwork.scores.detach().abs().sort().values, fresh.abs().sort().values)
+    else:
+        assert torch.equal(method.subnetwork.scores.detach(), method.scores["task-0"])
+
+
+def test_the_test_sample_is_drawn_once_from_the_training_data_and_not_augmented():
+    method = kkt_method("bits")
+    Trainer(method, seed=0).learn(task(0))
+    Trainer(method, seed=0).learn(task(1))
+    x, y = examples(2)
+    watched = Watched(Shared(x), torch.arange(len(y)), y, 2)
+    next(method.phases(replace(task(2), train=watched)))
+    ((index, generator),) = watched.reads  # one sample for both candidates
+    assert generator is None
+    assert len(set(index.tolist())) == 40
+    assert len(method.transfers["task-2"].accuracies) == 2
+
+
+def test_without_kkt_nobody_is_asked():
+    method = parse("exssnet")[0](mlp(), MaskSettings(density=0.2, mask_epochs=1), seed=0)
+    Trainer(method, seed=0).learn(task(0))
+    next(method.phases(task(1)))
+    assert method.transfers == {}
+    assert torch.equal(method.subnetwork.scores.detach(), fresh_scores(method.network.layout, 0, "task-1"))

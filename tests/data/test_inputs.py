@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from exssnet.data import Data, as_data, from_tensors, split
+from exssnet.data import Data, as_data, as_inputs, from_tensors, split
 from exssnet.errors import InputError
 
 X = torch.arange(24, dtype=torch.float32).view(6, 4)
@@ -48,7 +48,7 @@ class Named(Pairs):
         (X.half(), Y),
         TensorDataset(X, Y),
         Pairs(),
-        DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True),
+        DataLoader(TensorDataset(X, Y), batch_size=4),
     ],
 )
 def test_every_form_of_the_same_examples_gives_the_same_data(examples):
@@ -133,3 +133,23 @@ def test_a_data_set_in_memory_becomes_a_stream():
 def test_train_and_test_must_have_the_same_shape():
     with pytest.raises(InputError, match="test inputs"):
         from_tensors("own", (X, Y), (X[:, :2], Y))
+
+
+def test_a_loaders_own_sampler_and_collate_function_decide_what_is_read():
+    part = DataLoader(TensorDataset(X, Y), batch_size=2, sampler=SubsetRandomSampler([0, 2, 3, 5]))
+    data = as_data(part, classes=int(Y.max()) + 1)
+    assert sorted(everything(data)[0][:, 0].tolist()) == sorted(X[[0, 2, 3, 5], 0].tolist())
+
+    def doubled(rows):
+        return 2 * torch.stack([x for x, _ in rows]), [1, 0][: len(rows)]
+
+    loader = DataLoader(TensorDataset(X, Y), collate_fn=doubled, batch_size=2)
+    assert torch.equal(everything(as_data(loader))[0], 2 * X)
+
+
+def test_tokens_stay_whole_numbers_and_inputs_are_checked_alike():
+    tokens = torch.arange(12).view(6, 2)
+    assert everything(as_data((tokens, Y)))[0].dtype == torch.int64
+    assert torch.equal(as_inputs(torch.full((2, 3), 255, dtype=torch.uint8)), torch.ones(2, 3))
+    with pytest.raises(InputError, match="NaN or infinity"):
+        as_inputs(X / 0)

@@ -9,11 +9,12 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
 
-from exssnet.errors import InputError, RunError
-from exssnet.experiments.config import resolve
-from exssnet.experiments.run import run
+from exssnet.errors import DataError, InputError, RunError
+from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.run import prepare, run
 
 SHORT = {"mask_epochs": 2, "weight_epochs": 2, "tasks": 3}
 
@@ -137,6 +138,132 @@ def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
     assert all(0 <= json.loads(line)["validation"] <= 100 for line in log if '"epoch"' in line)
     with pytest.raises(InputError, match="needs a validation part"):
         run(short(select="best", seed=5), tmp_path)
+
+
+def stopped_after(tmp_path, monkeypatch, epochs, **changes):
+    """A run that a power cut stopped after so many epochs, with a checkpoint behind it."""
+    from exssnet.train.loop import Trainer
+
+    done = iter(range(epochs))
+    after = Trainer._epoch
+
+    def epoch(self, *arguments):
+        if next(done, None) is None:
+            raise SystemExit
+        return after(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_epoch", epoch)
+        with pytest.raises(SystemExit):
+            run(short(**changes), tmp_path, checkpoint_seconds=0)
+
+
+def test_a_resumed_run_counts_all_its_seconds(tmp_path, monkeypatch):
+    stopped_after(tmp_path, monkeypatch, 5)
+    record = run(short(), tmp_path)
+    folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    for number, seconds in enumerate(record["seconds"]["tasks"], start=1):
+        for phase in ("mask", "weights"):
+            logged = [e["seconds"] for e in events if e.get("phase") == phase and e["task"] == f"task{number}"]
+            assert seconds[phase] == pytest.approx(sum(logged))
+
+
+@pytest.mark.parametrize("what", ["data", "versions"])
+def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monkeypatch, what):
+    stopped_after(tmp_path, monkeypatch, 6)
+    module = "exssnet.experiments.run"
+    if what == "versions":
+        monkeypatch.setattr(f"{module}.versions", lambda: {"torch": "1.0"})
+    else:
+        real = prepare
+
+        def other(config):
+            stream, method = real(config)
+            stream.data_digests = {"train": "another"}
+            return stream, method
+
+        monkeypatch.setattr(f"{module}.prepare", other)
+    with pytest.raises(RunError, match="begun with other data or versions"):
+        run(short(), tmp_path)
+
+
+def test_a_run_that_fails_late_keeps_what_it_has(tmp_path, monkeypatch):
+    from exssnet.data.tensors import TensorData
+
+    real = TensorData.batch
+
+    def damaged(self, index, generator=None):
+        if self.classes == 3 and generator is not None:
+            raise DataError("image 7 cannot be decoded: remove it")
+        return real(self, index, generator)
+
+    monkeypatch.setattr(TensorData, "batch", damaged)
+    with pytest.raises(DataError):
+        run(short(), tmp_path, checkpoint_seconds=0)
+    monkeypatch.undo()
+    folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
+    assert (folder / "checkpoint.safetensors").exists()
+    resumed = run(short(), tmp_path)
+    assert outcome(resumed) == outcome(run(short(), tmp_path / "whole"))
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_read_and_not_touched(tmp_path, monkeypatch):
+    real = prepare
+    rival = {}
+
+    def slow(config):
+        if not rival:
+            rival["running"] = True
+            rival["record"] = run(short(), tmp_path)
+        return real(config)
+
+    monkeypatch.setattr("exssnet.experiments.run.prepare", slow)
+    assert run(short(), tmp_path) == rival["record"]
+    log = tmp_path / "split-digits/exssnet+kkt/seed-0/log.jsonl"
+    assert len(log.read_text().splitlines()) == 3 * 5
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match=r"No space left on device\): make room there"):
+        run(short(), tmp_path)
+
+
+DAMAGE = {
+    "device: cpu": "device: cuda",
+    "tasks: 3": "tasks: two",
+    "density: 0.1": "density: '0.1'",
+    "stream: split": "stream: nonsense",
+    "benchmark: split-digits": "benchmark: ../../elsewhere",
+    "method: exssnet+kkt": "method: ../exssnet",
+    "kkt_start: bits": "kkt_begin: bits",
+    "seed: 0\nsource": "seed: '0'\nsource",
+    "network: lenet-300-100": "network: [",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGE)
+def test_a_config_file_is_checked_like_a_new_run(tmp_path, line):
+    if "cuda" in DAMAGE[line] and torch.cuda.is_available():
+        pytest.skip("this machine has what the file asks for")
+    text = short().to_yaml()
+    assert line in text
+    file = tmp_path / "config.yaml"
+    file.write_text(text.replace(line, DAMAGE[line]))
+    with pytest.raises(RunError, match=r"config\.yaml") as error:
+        RunConfig.read(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_file_reads_as_it_was_written(tmp_path):
+    file = tmp_path / "config.yaml"
+    for config in (short(), short("supsup", density=0.3), resolve("permuted-mnist", "exssnet", 4)):
+        file.write_text(config.to_yaml())
+        assert RunConfig.read(file) == config
 
 
 def command(out, *extra):

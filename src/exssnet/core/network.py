@@ -113,6 +113,8 @@ class MaskedNetwork:
 
     def run(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool) -> Tensor:
         """Logits [B, classes] of the module under these arranged weights and own tensors."""
+        if x.is_floating_point():
+            x = x.to(self.weights.dtype)
         tensors = self._running(arranged, own, classes)
         fixed = self.frozen if training else tensors
         logits = self.runner.run(tensors, x, training=training, fixed=fixed)
@@ -158,9 +160,10 @@ class MaskedNetwork:
 
     def arranged(self, task: str) -> Tensor:
         """The shared weights under the task's mask, as the module runs with them."""
-        if self._arranged is None or self._arranged[0] != task:
-            self._arranged = (task, self.arrange(keep_only(self.weights, self.mask(task))))
-        return self._arranged[1]
+        last = self._arranged  # read once: another thread may ask for another task
+        if last is None or last[0] != task:
+            last = self._arranged = (task, self.arrange(keep_only(self.weights, self.mask(task))))
+        return last[1]
 
     def effective(self, task: str) -> dict[str, Tensor]:
         """The shared weights under the task's mask, by name: what is baked, and what the digests are of."""
@@ -201,18 +204,17 @@ class MaskedNetwork:
                 f"build the module with at least {classes}, or use head='task'"
             )
 
-    def check_input(self, x: Tensor, classes: int) -> None:
+    def check_input(self, x: Tensor, classes: int, *, training: bool = False) -> None:
         """Refuse inputs that the module cannot take, or outputs that are no logits."""
-        own = self.start_private("", classes)
         try:
-            with torch.no_grad():
-                self.run(self.arrange(self.weights), own, classes, x, training=False)
+            with torch.no_grad(), torch.random.fork_rng(devices=[self.device] if x.is_cuda else []):
+                self.run(self.arrange(self.weights), self.start_private("", classes), classes, x, training=training)
+        except InputError:
+            raise
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"the module cannot take inputs of shape {list(x.shape[1:])}: {' '.join(str(error).split())}"
-            ) from error
+            where = f"a training batch of {len(x)}, of shape" if training else "inputs of shape"
+            why = " ".join(str(error).split())
+            raise InputError(f"the module cannot take {where} {list(x.shape[1:])}: {why}") from error
 
     def commit(
         self, task: str, classes: int, mask: Tensor, index: Tensor, values: Tensor, own: Mapping[str, Tensor],

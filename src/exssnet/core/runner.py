@@ -90,4 +90,4 @@ def _skeleton(module: nn.Module) -> nn.Module:
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     skeleton: nn.Module = copy.deepcopy(module, memo)
-    return skeleton.train(False).train(True)
+    return skeleton.eval()

@@ -119,9 +119,15 @@ class Trainer:
             if at.epoch == phase.epochs and at.best_tensors:
                 _copy(at.best_tensors, self._moving(phase))
             self.after_epoch()
-        for tensor in self._moving(phase).values():
-            if not bool(tensor.isfinite().all()):  # the last step, after the last loss
-                raise _diverged(task, phase, phase.epochs, "not finite", phase.lr)
+        self._check_last_step(task, phase)
+
+    def _check_last_step(self, task: Task, phase: Phase) -> None:
+        """No loss follows the last step: look at what it left."""
+        few = torch.arange(min(len(task.train), self.settings.batch_size), device=task.train.device)
+        with torch.no_grad():
+            logits = self.method.forward(task.train.batch(few)[0], training=False)
+        if not bool(logits.isfinite().all()):
+            raise _diverged(task, phase, phase.epochs, "infinite", phase.lr)
 
     def _epoch(self, steps: Steps, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
         """Train one epoch; mean loss and accuracy."""
