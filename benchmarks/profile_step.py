@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--multiple", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rows", type=int, default=30)
     options = parser.parse_args()

@@ -37,7 +37,7 @@ class DenseSubnetwork(Subnetwork):
 
     def __init__(self, scored: ScoredSubnetwork) -> None:
         super().__init__(scored.network, scored.task, scored.classes, scored.own)
-        self.weights = scored.network.arrange(scored.network.weights).clone().requires_grad_()
+        self.weights = scored.network.arrangement(scored.network.weights).clone().requires_grad_()
 
     def arranged(self) -> torch.Tensor:
         return self.weights
@@ -64,7 +64,7 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData, compiled:
     method = SupSup(build(options.network, shape, classes), MaskSettings(), seed=0)
     method.to(options.device)
     low = torch.bfloat16 if options.precision == "bf16" else None
-    method.network.execute(Execution(low, options.channels_last, compiled))
+    method.network.execute(Execution(low, options.channels_last, options.multiple, compiled))
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
     if kind == "dense":
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--multiple", type=int, default=1, help="fill channels up to a multiple of this")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--threads", type=int, default=1)
@@ -118,7 +119,9 @@ def main() -> None:
                 times[name].append(1000 * seconds / options.steps)
 
     heading = f"{options.network}, batch {options.batch_size}, {options.precision}"
-    print(f"{heading}, channels_last {options.channels_last}, {device_name(options.device)}")
+    print(
+        f"{heading}, channels_last {options.channels_last}, multiple {options.multiple}, {device_name(options.device)}"
+    )
     rows = []
     for name, values in times.items():
         milliseconds = statistics.median(values)

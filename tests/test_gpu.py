@@ -1,13 +1,16 @@
 """The GPU's fast paths against the reference and the plain path. Needs a CUDA device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.core.networks import mlp, task
 
 from exssnet.core import reference
-from exssnet.core.execution import Execution
+from exssnet.core.execution import CUDA, Execution
 from exssnet.core.layout import Layer, Layout
-from exssnet.core.selection import triton_selector
+from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
+from exssnet.data.tensors import Shared
 from exssnet.methods import parse
 from exssnet.methods.supsup import MaskSettings
 from exssnet.models import build
@@ -18,6 +21,17 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+if torch.cuda.is_available():
+    from exssnet.core.selection_triton import TritonSelector
+
+
+WAYS = {
+    "plain": Execution(),
+    "bf16, filled": Execution(torch.bfloat16, channels_last=True, channel_multiple=8),
+    "compiled": CUDA,
+}
 
 
 def layout_of(sizes):
@@ -35,7 +49,7 @@ def test_the_radix_select_equals_the_reference_also_with_ties(levels, density):
     layout = layout_of(sizes)
     keep = tuple(reference.keep(size, density) for size in sizes)
     places = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1)).int().cuda()
-    selector = triton_selector(layout, keep, places)
+    selector = TritonSelector(layout, keep, places, layout.size)
     for seed in range(3):  # the counters must be clean again after each selection
         draw = torch.Generator().manual_seed(seed)
         scores = torch.randn(layout.size, generator=draw)
@@ -53,7 +67,7 @@ def test_the_radix_select_equals_the_reference_also_with_ties(levels, density):
         assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0)
 
 
-def learned(execution, kind, module, number=2, batch_size=32, **sizes):
+def learned(execution, module, number=2, batch_size=32, **sizes):
     torch.manual_seed(0)
     method = parse("exssnet+kkt")[0](module(), MaskSettings(density=0.2, mask_epochs=3, weight_epochs=3, kkt=True), 0)
     method.to("cuda")
@@ -61,41 +75,53 @@ def learned(execution, kind, module, number=2, batch_size=32, **sizes):
     trainer = Trainer(method, 0, TrainSettings(batch_size))
     for index in range(number):
         new = task(index, **sizes)
-        from dataclasses import replace
 
         trainer.learn(replace(new, train=new.train.to("cuda"), test=new.test.to("cuda")))
     return method.network
 
 
 def test_captured_steps_give_what_single_steps_give_bit_for_bit(monkeypatch):
-    graph = learned(Execution(), "graph", mlp)
+    graph = learned(Execution(), mlp)
     monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
-    plain = learned(Execution(), "plain", mlp)
+    plain = learned(Execution(), mlp)
     for name in graph.tasks:
         assert graph.tasks[name].digests == plain.tasks[name].digests
     graph.verify().require()
 
 
-def test_a_convolutional_network_learns_with_every_execution():
-    from exssnet.data import Normalize, Pipeline, RandomCrop, Task, TensorData
-    from exssnet.data.tensors import Shared
-
+def pictures():
     y = torch.arange(256) % 2
     x = (60 * torch.rand(256, 3, 16, 16, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
     x += (100 * y[:, None, None, None]).to(torch.uint8)
-    pipeline = Pipeline((RandomCrop(2), Normalize.unit()))
+    pipeline = Pipeline((RandomCrop(2), HorizontalFlip(), Normalize.unit()))
     data = TensorData(Shared(x), torch.arange(256), y, 2, pipeline).to("cuda")
-    new = Task(0, "a", (0, 1), data, data)
-    for execution in (
-        Execution(),
-        Execution(torch.bfloat16, channels_last=True),
-        Execution(torch.bfloat16, channels_last=True, compiled=True),
-    ):
-        settings = MaskSettings(density=0.3, mask_epochs=8, weight_epochs=8)
-        method = parse("exssnet")[0](build("resnet18", (3, 16, 16), 2, width=8), settings, 0)
-        method.to("cuda")
-        method.network.execute(execution)
-        Trainer(method, 0, TrainSettings(60)).learn(new)
-        found = method.logits(data.batch(torch.arange(256, device="cuda"))[0], "a").argmax(1)
-        assert float((found == data.labels).double().mean()) > 0.9, execution
-        method.network.verify().require()
+    return Task(0, "a", (0, 1), data, data)
+
+
+def learned_pictures(execution):
+    new = pictures()
+    settings = MaskSettings(density=0.3, mask_epochs=10, weight_epochs=10)
+    method = parse("exssnet")[0](build("resnet18", (3, 16, 16), 2, width=12), settings, 0)
+    method.to("cuda")
+    method.execute(execution)
+    Trainer(method, 0, TrainSettings(60)).learn(new)
+    method.network.verify().require()
+    logits = method.logits(new.train.batch(torch.arange(256, device="cuda"))[0], "a")
+    return method.network, float((logits.argmax(1) == new.train.labels).double().mean())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_convolutional_network_learns_with_every_execution(way):
+    assert learned_pictures(WAYS[way])[1] > 0.9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_runs_of_a_convolutional_network_agree_bit_for_bit(way):
+    assert learned_pictures(WAYS[way])[0].tasks["a"].digests == learned_pictures(WAYS[way])[0].tasks["a"].digests
+
+
+def test_captured_steps_of_a_convolutional_network_give_what_single_steps_give(monkeypatch):
+    graph = learned_pictures(WAYS["bf16, filled"])[0]
+    monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+    plain = learned_pictures(WAYS["bf16, filled"])[0]
+    assert graph.tasks["a"].digests == plain.tasks["a"].digests

@@ -137,6 +137,8 @@ def run(
     # the run
     config: Annotated[Path | None, typer.Option(help="Repeat the run of a config.yaml.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16; auto: bf16 on a GPU.")] = None,
+    compile: Annotated[str | None, typer.Option(help="on or off; auto: on on a GPU.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: PyTorch's choice.")] = None,
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     checkpoint_seconds: Annotated[float, typer.Option(help="At least so long between checkpoints.")] = 30.0,

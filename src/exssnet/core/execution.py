@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -15,18 +13,10 @@ class Execution:
 
     autocast: torch.dtype | None = None  # bfloat16: weights are cast once, as one vector
     channels_last: bool = False  # 2-D convolutions
+    channel_multiple: int = 1  # fill their channels up to a multiple of this
     compiled: bool = False  # the training step's forward and backward pass
 
 
-class Arrange(torch.autograd.Function):
-    """A vector in another order; the gradient goes back by a plain read, since every place is taken once."""
-
-    @staticmethod
-    def forward(ctx: Any, vector: Tensor, sources: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        return vector[sources]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (places,) = ctx.saved_tensors
-        return gradients[0][places], None, None
+PLAIN = Execution()
+CPU = Execution(channels_last=True)
+CUDA = Execution(torch.bfloat16, channels_last=True, channel_multiple=8, compiled=True)

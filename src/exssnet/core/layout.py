@@ -18,6 +18,7 @@ class Layer:
     shape: tuple[int, ...]
     fan_in: int
     start: int
+    convolution: bool = False  # an ungrouped 2-D convolution, whose order of memory may be chosen
 
     @property
     def size(self) -> int:
@@ -42,30 +43,11 @@ class Layout:
         """Per layer, its flat slice of the vector; views, so gradients flow back into one vector."""
         return list(torch.split(vector, [layer.size for layer in self.layers]))
 
-    def tensors(self, vector: Tensor, *, channels_last: bool = False) -> dict[str, Tensor]:
-        """Per layer name, the slice in the layer's own shape; views.
-
-        With `channels_last` the slices of 2-D convolutions hold their weights in that order of memory.
-        """
+    def tensors(self, vector: Tensor) -> dict[str, Tensor]:
+        """Per layer name, the slice in the layer's own shape; views."""
         pieces = zip(self.layers, self.slices(vector), strict=True)
-        if not channels_last:
-            return {layer.name: piece.view(layer.shape) for layer, piece in pieces}
-        return {layer.name: _from_channels_last(piece, layer.shape) for layer, piece in pieces}
-
-    def places(self, channels_last: bool) -> Tensor:
-        """Where each weight lies in a vector whose convolutions are in channels-last order (int32 [size])."""
-        orders = torch.arange(self.size, dtype=torch.int32)
-        if channels_last:
-            orders = torch.cat([t.reshape(-1) for t in self.tensors(orders, channels_last=True).values()])
-        return orders
+        return {layer.name: piece.view(layer.shape) for layer, piece in pieces}
 
     def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `tensors`: a new vector."""
         return torch.cat([tensors[layer.name].reshape(-1) for layer in self.layers])
-
-
-def _from_channels_last(piece: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if len(shape) != 4:
-        return piece.view(shape)
-    out, channels, height, width = shape
-    return piece.view(out, height, width, channels).permute(0, 3, 1, 2)

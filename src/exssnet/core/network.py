@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core import initialise
+from exssnet.core.arrangement import Arrangement
 from exssnet.core.bank import Bank
-from exssnet.core.execution import Arrange, Execution
+from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.partition import partition
 from exssnet.core.proof import Verification, combined_digest, tensor_digest
 from exssnet.core.runner import Runner
@@ -84,15 +85,14 @@ class MaskedNetwork:
         self.tasks: dict[str, LearnedTask] = {}
         self._used_digests: dict[str, str] = {}
         self._shared_digests = _digests(self.frozen | self.buffers)
-        self.execute(Execution())
+        self.execute(PLAIN)
 
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
         self.runner.execute(execution)
-        self.places = self.layout.places(execution.channels_last).to(
-            self.device
-        )  # of the weights in an arranged vector
-        self._sources = self.places.argsort()
+        self.arrangement = Arrangement(
+            self.layout, execution.channels_last, execution.channel_multiple, self.weights.device
+        )
         self._arranged: tuple[str, Tensor] | None = None  # of the task asked for last
 
     @property
@@ -104,12 +104,6 @@ class MaskedNetwork:
         return self.weights.device
 
     # --- running -----------------------------------------------------------------------------------------
-
-    def arrange(self, vector: Tensor) -> Tensor:
-        """Weights in the order of memory in which the module runs."""
-        if self.execution.channels_last:
-            vector = Arrange.apply(vector, self._sources, self.places)  # type: ignore[no-untyped-call]
-        return vector
 
     def run(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool) -> Tensor:
         """Logits [B, classes] of the module under these arranged weights and own tensors."""
@@ -127,7 +121,7 @@ class MaskedNetwork:
 
     def _running(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
         cast = arranged.to(self.execution.autocast or arranged.dtype)
-        return self._tensors(self.layout.tensors(cast, channels_last=self.execution.channels_last), own, classes)
+        return self._tensors(self.arrangement.tensors(cast), own, classes)
 
     def _tensors(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
         tensors = {**self.frozen, **self.buffers, **own, **shared}
@@ -162,7 +156,7 @@ class MaskedNetwork:
         """The shared weights under the task's mask, as the module runs with them."""
         last = self._arranged  # read once: another thread may ask for another task
         if last is None or last[0] != task:
-            last = self._arranged = (task, self.arrange(keep_only(self.weights, self.mask(task))))
+            last = self._arranged = (task, self.arrangement(keep_only(self.weights, self.mask(task))))
         return last[1]
 
     def effective(self, task: str) -> dict[str, Tensor]:
@@ -208,7 +202,7 @@ class MaskedNetwork:
         """Refuse inputs that the module cannot take, or outputs that are no logits."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[self.device] if x.is_cuda else []):
-                self.run(self.arrange(self.weights), self.start_private("", classes), classes, x, training=training)
+                self.run(self.arrangement(self.weights), self.start_private("", classes), classes, x, training=training)
         except InputError:
             raise
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
@@ -280,7 +274,7 @@ class MaskedNetwork:
         self._arranged = None
         self.weights = self.weights.to(device)
         self.bank.to(device)
-        self.places, self._sources = self.places.to(device), self._sources.to(device)
+        self.arrangement.to(device)
         for group in (self.frozen, self.buffers, self.private_start, *(t.private for t in self.tasks.values())):
             group.update({name: tensor.to(device) for name, tensor in group.items()})
         return self

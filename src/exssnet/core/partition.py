@@ -68,7 +68,8 @@ def partition(
         if (head == "task" and in_head) or _is_private(module, name, private):
             own.append(name)
         elif name in maskable and parameter.requires_grad:
-            layers.append(Layer(name, tuple(parameter.shape), maskable[name], start))
+            chosen = is_plain_convolution(module.get_submodule(name.rpartition(".")[0]))
+            layers.append(Layer(name, tuple(parameter.shape), maskable[name], start, chosen))
             start += parameter.numel()
         else:
             frozen.append(name)
@@ -80,6 +81,11 @@ def partition(
     _check_one_kind(layers, parameters)
     _check_words(private, own)
     return Partition(Layout(tuple(layers)), tuple(own), tuple(frozen), head_name, head == "task", _still(module))
+
+
+def is_plain_convolution(layer: nn.Module) -> bool:
+    """A 2-D convolution without groups: its order of memory may be chosen, and its channels filled up."""
+    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
 def _still(module: nn.Module) -> tuple[str, ...]:

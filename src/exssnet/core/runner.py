@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exssnet.core.execution import Execution
+from exssnet.core.execution import PLAIN, Execution
+from exssnet.core.partition import is_plain_convolution
 from exssnet.errors import InputError
+
+Call = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 class Runner:
@@ -21,12 +24,20 @@ class Runner:
         self.skeleton = _skeleton(module)
         self._still = still  # submodules that stay in evaluation mode
         self._one_at_a_time = threading.Lock()  # tensors are swapped into the one skeleton
-        self.execute(Execution())
+        self.execute(PLAIN)
 
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
         self.execution = execution
-        self._training_call = torch.compile(self._call, dynamic=False) if execution.compiled else self._call
+        filled = execution.channel_multiple > 1
+        for part in self.skeleton.modules():
+            if type(part) is (nn.Conv2d if filled else _FilledConv2d) and is_plain_convolution(part):
+                part.__class__ = _FilledConv2d if filled else nn.Conv2d
+        self._compiled: Call | None = None
+        self._compiled_batch = 0  # the one batch size that is compiled; an epoch's last batch is not worth it
+        if execution.compiled:
+            torch._dynamo.config.recompile_limit = 1000  # every network is compiled for itself
+            self._compiled = torch.compile(self._call, dynamic=False)
 
     def run(self, tensors: dict[str, Tensor], x: Tensor, *, training: bool, fixed: Mapping[str, Tensor]) -> Tensor:
         """The module's output under these tensors; `fixed` are those that it must leave as they are."""
@@ -34,7 +45,9 @@ class Runner:
             x = x.contiguous(memory_format=torch.channels_last)
         versions = {name: tensor._version for name, tensor in fixed.items()}
         low = self.execution.autocast
-        call = self._training_call if training else self._call
+        call: Call = self._call
+        if training and self._compiled is not None and self._compiled_batch in (0, len(x)):
+            call, self._compiled_batch = self._compiled, len(x)
         with self._one_at_a_time, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
             self._set_training(training)
             out = call(tensors, x)
@@ -59,6 +72,9 @@ class Runner:
     def bake(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A plain module with these tensors in it, in evaluation mode; tied tensors stay tied."""
         baked = copy.deepcopy(self.skeleton)
+        for part in baked.modules():
+            if type(part) is _FilledConv2d:
+                part.__class__ = nn.Conv2d  # type: ignore[assignment]
         parameters = {
             id(old): nn.Parameter(tensors[name].detach().clone(), old.requires_grad)
             for name, old in baked.named_parameters()
@@ -80,6 +96,20 @@ class Runner:
             self.skeleton.train(training)
             for name in self._still:
                 self.skeleton.get_submodule(name).eval()
+
+
+class _FilledConv2d(nn.Conv2d):
+    """A convolution whose weight comes with more channels than it has, all zero: filled up to suit the hardware."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        missing = self.weight.shape[1] - input.shape[1]
+        if missing:
+            input = nn.functional.pad(input, (0, 0, 0, 0, 0, missing))
+        bias = self.bias
+        if bias is not None:
+            bias = nn.functional.pad(bias, (0, self.weight.shape[0] - len(bias)))
+        out: Tensor = self._conv_forward(input, self.weight, bias)
+        return out[:, : self.out_channels]
 
 
 def _skeleton(module: nn.Module) -> nn.Module:

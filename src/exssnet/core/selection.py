@@ -15,6 +15,7 @@ from exssnet.core.layout import Layout
 from exssnet.errors import InputError
 
 if TYPE_CHECKING:
+    from exssnet.core.arrangement import Arrangement
     from exssnet.core.selection_triton import TritonSelector
 
 
@@ -87,12 +88,12 @@ def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[
     return effective
 
 
-def triton_selector(layout: Layout, keep: tuple[int, ...], places: Tensor) -> TritonSelector | None:
+def triton_selector(layout: Layout, keep: tuple[int, ...], arrangement: Arrangement) -> TritonSelector | None:
     """The GPU's fast path, where there is a GPU and Triton; None elsewhere."""
-    if not places.is_cuda:
+    if not arrangement.places.is_cuda:
         return None
     try:
         from exssnet.core.selection_triton import TritonSelector
     except ImportError:
         return None
-    return TritonSelector(layout, keep, places)
+    return TritonSelector(layout, keep, arrangement.places, arrangement.size)

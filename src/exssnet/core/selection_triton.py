@@ -20,7 +20,7 @@ from torch import Tensor
 from exssnet.core.layout import Layout
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
-BLOCK = 2048
+BLOCK = 8192  # scores a program reads: fewer programs add to the counts, and each knows the threshold for more
 WIDE, NARROW = tl.constexpr(2048), tl.constexpr(1024)  # bins of the first and of the other two passes
 
 
@@ -214,7 +214,7 @@ def _clear(
 class TritonSelector:
     """The layers' blocks and the counters of the passes, kept on the device between steps."""
 
-    def __init__(self, layout: Layout, keep: tuple[int, ...], places: Tensor) -> None:
+    def __init__(self, layout: Layout, keep: tuple[int, ...], places: Tensor, size: int) -> None:
         device = places.device
         blocks = [
             (number, start, layer.stop)
@@ -229,6 +229,8 @@ class TritonSelector:
         self.bounds = torch.tensor([0, *(layer.stop for layer in layout.layers)], dtype=torch.int32, device=device)
         self.keep = torch.tensor(keep, dtype=torch.int32, device=device)
         self.places = places  # int32 [n]: where each weight is written
+        self.size = size  # of what is written to; where no weight goes stays zero
+        self._written: dict[torch.dtype, Tensor] = {}
         self.top = torch.zeros(self.layers * 2048, dtype=torch.int32, device=device)
         self.middle, self.last = (torch.zeros(self.layers * 1024, dtype=torch.int32, device=device) for _ in range(2))
         self.state, self.final, self.ties = (
@@ -248,7 +250,9 @@ class TritonSelector:
 
     def masked_weights(self, scores: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights under the scores' mask, at their places; differentiable in the scores."""
-        masked: Tensor = _StraightThrough.apply(scores, weights, self, dtype)  # type: ignore[no-untyped-call]
+        if dtype not in self._written:
+            self._written[dtype] = torch.zeros(self.size, dtype=dtype, device=weights.device)
+        masked: Tensor = _StraightThrough.apply(scores, weights, self, self._written[dtype])  # type: ignore[no-untyped-call]
         return masked
 
     def gradient(self, scores: Tensor, weights: Tensor, inflow: Tensor) -> Tensor:
@@ -260,12 +264,11 @@ class TritonSelector:
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, weights: Tensor, selector: TritonSelector, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, weights: Tensor, selector: TritonSelector, written: Tensor) -> Tensor:
         ctx.save_for_backward(scores, weights)
         ctx.selector = selector
-        out = torch.empty_like(weights, dtype=dtype)
-        selector.write(scores, weights, out)
-        return out
+        selector.write(scores, weights, written)
+        return written.detach()  # the same memory in every step: each step writes every weight anew
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:

@@ -54,13 +54,13 @@ class ScoredSubnetwork(Subnetwork):
             scores = initialise.fresh_scores(network.layout, network.seed, task)
         self.scores = scores.to(network.weights).clone().requires_grad_()
 
-        self._selector = triton_selector(network.layout, network.keep, network.places)
+        self._selector = triton_selector(network.layout, network.keep, network.arrangement)
 
     def arranged(self) -> Tensor:
         net = self.network
         if self._selector is not None:
             return self._selector.masked_weights(self.scores, net.weights, net.execution.autocast or net.weights.dtype)
-        return net.arrange(masked_weights(self.scores, net.weights, net.layout, net.keep))
+        return net.arrangement(masked_weights(self.scores, net.weights, net.layout, net.keep))
 
     def mask(self) -> Tensor:
         return select(self.scores, self.network.layout, self.network.keep)
@@ -75,10 +75,10 @@ class WeightSubnetwork(Subnetwork):
     def __init__(self, scored: ScoredSubnetwork, trainable: Tensor | None) -> None:
         super().__init__(scored.network, scored.task, scored.classes, scored.own)
         self._mask = scored.mask()
-        self._fixed = self.network.arrange(keep_only(self.network.weights, self._mask))
+        self._fixed = self.network.arrangement(keep_only(self.network.weights, self._mask))
         nothing = torch.zeros(0, dtype=torch.int64, device=self._mask.device)
         self.index = nothing if trainable is None else (trainable & self._mask).nonzero().view(-1)
-        self._places = self.network.places[self.index]
+        self._places = self.network.arrangement.places[self.index]
         self.values = self.network.weights[self.index].clone().requires_grad_()
 
     def arranged(self) -> Tensor:

@@ -38,6 +38,8 @@ class RunConfig:
     optimizer: str = "adam"
     select: str = "last"
     device: str = "auto"
+    precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU
+    compile: str = "auto"  # on: the training step goes through torch.compile, on a GPU
     threads: int = 0  # CPU threads; 0: as many as PyTorch takes
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -115,7 +117,23 @@ def _checked(config: RunConfig) -> RunConfig:
         raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
     if not 0 <= config.threads <= 1024:
         raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 for PyTorch's choice")
-    return dataclasses.replace(config, device=_device(config.device))
+    device = _device(config.device)
+    gpu = device.startswith("cuda")
+    precision = _choice("precision", config.precision, ("fp32", "bf16"), "bf16" if gpu else "fp32")
+    compiled = _choice("compile", config.compile, ("on", "off"), "on" if gpu else "off")
+    if not gpu and precision == "bf16":
+        raise InputError("precision bf16 on a CPU trains about ten times slower than fp32: use fp32, or --device cuda")
+    if not gpu and compiled == "on":
+        raise InputError("compile is for a GPU, and does not pay on a CPU: leave it off, or use --device cuda")
+    return dataclasses.replace(config, device=device, precision=precision, compile=compiled)
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...], automatic: str) -> str:
+    if value == "auto":
+        return automatic
+    if value not in choices:
+        raise InputError(f"{name} is '{value}': choose one of auto, {', '.join(choices)}")
+    return value
 
 
 def typed(name: str, value: Any, hint: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from exssnet import randomness
+from exssnet.core.execution import CPU, CUDA, Execution
 from exssnet.data.task import Data, Stream, Task
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics
@@ -36,6 +37,7 @@ def run(
     if record is not None:
         return record
     with _threads(config.threads):
+        torch.backends.cudnn.benchmark = True
         stream, method = prepare(config)
         with folder.writing():
             record = folder.results()  # another process may have finished it while we prepared
@@ -55,7 +57,17 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
         module = build(config.network, stream.input_shape, stream.max_classes, config.width)
     method = kind(module, settings, config.seed, config.head)
     method.to(config.device)
+    method.execute(_execution(config))
     return stream, method
+
+
+def _execution(config: RunConfig) -> Execution:
+    """The fast way to compute on the device."""
+    if config.device == "cpu":
+        return CPU
+    return replace(
+        CUDA, autocast=torch.bfloat16 if config.precision == "bf16" else None, compiled=config.compile == "on"
+    )
 
 
 def _train_settings(config: RunConfig) -> TrainSettings:

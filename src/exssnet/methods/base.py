@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from exssnet.core.execution import Execution
 from exssnet.core.proof import Verification
 from exssnet.data.task import Task
 
@@ -82,6 +83,10 @@ class Method(ABC):
 
     @abstractmethod
     def to(self, device: str) -> None: ...
+
+    def execute(self, execution: Execution) -> None:
+        """Compute this way; a method that knows only one way leaves it."""
+        return
 
     def buffers(self) -> dict[str, Tensor]:
         """Tensors that move in place while a phase trains, without being parameters."""

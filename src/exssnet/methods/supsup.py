@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from exssnet import randomness
 from exssnet.core import initialise
+from exssnet.core.execution import Execution
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
@@ -122,6 +123,9 @@ class SupSup(Method):
 
     def to(self, device: str) -> None:
         self.network.to(device)
+
+    def execute(self, execution: Execution) -> None:
+        self.network.execute(execution)
 
     def verify(self) -> Verification | None:
         report = self.network.verify()

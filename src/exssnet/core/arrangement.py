@@ -1,0 +1,84 @@
+"""The order of memory in which a module runs, where that is not the order of the flat vector.
+
+On a GPU 2-D convolutions run fastest in channels-last order with a multiple of 8 channels. An arranged vector holds
+their weights so, with zeros where channels are filled up; scores, masks and the weights themselves stay in the plain
+order.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exssnet.core.layout import Layer, Layout
+
+
+class Arrangement:
+    """Where each weight of a layout goes."""
+
+    def __init__(self, layout: Layout, channels_last: bool, multiple: int, device: torch.device) -> None:
+        self._channels_last, self._multiple = channels_last, multiple
+        self._layers = layout.layers
+        self._sizes = [prod(self._shape(layer)) for layer in layout.layers]
+        self.size = sum(self._sizes)
+        self.plain = not channels_last  # nothing to do
+        order = torch.arange(self.size, dtype=torch.int32)
+        real = [self._cut(layer, piece) for layer, piece in self._pieces(order)]
+        self.places = torch.cat([piece.reshape(-1) for piece in real]).to(device)  # int32 [size of the layout]
+
+    def to(self, device: str | torch.device) -> None:
+        self.places = self.places.to(device)
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The weights in their places, zeros between them; differentiable."""
+        if self.plain:
+            return vector
+        placed: Tensor = _Place.apply(vector, self.places, self.size)  # type: ignore[no-untyped-call]
+        return placed
+
+    def tensors(self, arranged: Tensor) -> dict[str, Tensor]:
+        """Per layer, the weights as the module runs with them; views."""
+        return {layer.name: piece for layer, piece in self._pieces(arranged)}
+
+    def _pieces(self, arranged: Tensor) -> list[tuple[Layer, Tensor]]:
+        pieces = zip(self._layers, torch.split(arranged, self._sizes), strict=True)
+        return [(layer, self._view(layer, piece)) for layer, piece in pieces]
+
+    def _shape(self, layer: Layer) -> tuple[int, ...]:
+        if not self._is_convolution(layer):
+            return layer.shape
+        return _up(layer.shape[0], self._multiple), _up(layer.shape[1], self._multiple), *layer.shape[2:]
+
+    def _is_convolution(self, layer: Layer) -> bool:
+        return self._channels_last and layer.convolution
+
+    def _view(self, layer: Layer, piece: Tensor) -> Tensor:
+        shape = self._shape(layer)
+        if not self._is_convolution(layer):
+            return piece.view(shape)
+        out, channels, height, width = shape
+        return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+    def _cut(self, layer: Layer, tensor: Tensor) -> Tensor:
+        return tensor[: layer.shape[0], : layer.shape[1]] if self._is_convolution(layer) else tensor
+
+
+class _Place(torch.autograd.Function):
+    """Scatter forward; backward a plain read, since every place is taken at most once."""
+
+    @staticmethod
+    def forward(ctx: Any, vector: Tensor, places: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(places)
+        return vector.new_zeros(size).index_put_((places,), vector)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return gradients[0][places], None, None
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -1,0 +1,81 @@
+"""Other ways to compute give the same network."""
+
+import pytest
+import torch
+from torch import nn
+
+from exssnet.core.arrangement import Arrangement
+from exssnet.core.execution import PLAIN, Execution
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
+from exssnet.models import build
+
+WAYS = {
+    "channels last": Execution(channels_last=True),
+    "filled channels": Execution(channels_last=True, channel_multiple=8),
+}
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 10, 3, stride=2, groups=5), nn.ReLU(),
+        nn.ConvTranspose2d(10, 6, 2), nn.Conv2d(6, 4, 1, bias=False), nn.Flatten(), nn.LazyLinear(4),
+    )  # fmt: skip
+
+
+def networks(kind):
+    torch.manual_seed(0)
+    if kind == "resnet":
+        return build("resnet18", (3, 12, 12), 4, width=5)
+    module = convolutions()
+    module(torch.zeros(2, 3, 12, 12))
+    return module
+
+
+@pytest.mark.parametrize("kind", ["resnet", "mixed"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("phase", ["mask", "weights"])
+def test_a_step_gives_the_plain_logits_gradients_and_statistics(kind, way, phase):
+    module = networks(kind)
+    x = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name, execution in (("plain", PLAIN), ("other", WAYS[way])):
+        network = MaskedNetwork(module, density=0.3, seed=0)
+        network.execute(execution)
+        subnetwork = ScoredSubnetwork(network, "a", 3)
+        if phase == "weights":
+            subnetwork = WeightSubnetwork(subnetwork, torch.ones_like(network.bank.used))
+        logits = subnetwork.logits(x, training=True)
+        logits.square().sum().backward()
+        (gradient,) = [p.grad for p in subnetwork.parameters()]
+        found[name] = (
+            logits.detach(),
+            gradient,
+            torch.cat([b.double().view(-1) for b in subnetwork.buffers().values()]),
+        )
+        if phase == "weights":
+            subnetwork.commit()
+            baked = network.bake("a")
+            with torch.no_grad():
+                assert torch.allclose(baked(x), network.logits(x, "a"), atol=1e-4)
+                assert {type(p).__name__ for p in baked.modules()} == {type(p).__name__ for p in module.modules()}
+    for plain, other in zip(*found.values(), strict=True):
+        assert torch.allclose(plain, other, rtol=1e-3, atol=1e-4 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("multiple", [1, 4, 8])
+def test_every_weight_has_one_place_and_the_rest_is_zero(multiple):
+    network = MaskedNetwork(networks("mixed"), density=0.3)
+    arrangement = Arrangement(network.layout, True, multiple, torch.device("cpu"))
+    assert len(set(arrangement.places.tolist())) == network.layout.size
+    vector = torch.arange(1.0, network.layout.size + 1)
+    arranged = arrangement(vector)
+    assert len(arranged) == arrangement.size >= network.layout.size
+    assert float(arranged.sum()) == pytest.approx(float(vector.sum()))
+    plain, tensors = network.layout.tensors(vector), arrangement.tensors(arranged)
+    for layer in network.layout.layers:
+        cut = tensors[layer.name][tuple(slice(size) for size in layer.shape)]
+        assert torch.equal(cut, plain[layer.name])
+        if layer.convolution:
+            assert tensors[layer.name].is_contiguous(memory_format=torch.channels_last)
+            assert tensors[layer.name].shape[0] % multiple == 0
