@@ -1,6 +1,6 @@
 """Prints a Markdown table of the run records below a folder: mean ± std over seeds, per benchmark and method.
 
-    python results/table.py results/split-mnist
+python results/table.py results/split-mnist
 """
 
 import json

@@ -24,7 +24,7 @@ class Arrangement:
         self._layers = layout.layers
         self._sizes = [prod(self._shape(layer)) for layer in layout.layers]
         self.size = sum(self._sizes)
-        self.plain = not channels_last  # nothing to do
+        self.plain = not any(self._is_convolution(layer) for layer in layout.layers)  # nothing to do
         order = torch.arange(self.size, dtype=torch.int32)
         real = [self._cut(layer, piece) for layer, piece in self._pieces(order)]
         self.places = torch.cat([piece.reshape(-1) for piece in real]).to(device)  # int32 [size of the layout]
