@@ -106,6 +106,14 @@ BAD = {
     "bad width": (["--width", "-1"], "width"),
     "bad head": (["--head", "tail"], "head is 'tail'"),
     "bad threads": (["--threads", "-2"], "threads is -2"),
+    "bf16 on a CPU": (
+        ["--precision", "bf16", "--device", "cpu"],
+        "precision bf16 on a CPU trains about ten times slower",
+    ),
+    "compile on a CPU": (["--compile", "on", "--device", "cpu"], "compile is for a GPU"),
+    "unknown precision": (["--precision", "fp8"], "precision is 'fp8': choose one of auto, fp32, bf16"),
+    "together on a CPU": (["--together", "2", "--device", "cpu"], "together 2 is for a GPU"),
+    "together nothing": (["--together", "0"], "together is '0': give auto or a whole number"),
     "images for another benchmark": (["--images", "x"], "--images is for split-imagenet"),
     "best without validation": (["--select", "best"], "needs a validation part"),
 }

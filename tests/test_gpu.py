@@ -11,13 +11,16 @@ from exssnet.core.execution import CUDA, Execution
 from exssnet.core.layout import Layer, Layout
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
+from exssnet.experiments.config import resolve
+from exssnet.experiments.together import run_all
 from exssnet.methods import parse
 from exssnet.methods.supsup import MaskSettings
 from exssnet.models import build
-from exssnet.train import Trainer, TrainSettings
+from exssnet.train import Listener, Trainer, TrainSettings
 from exssnet.train import loop as loop_module
 
 pytestmark = [
+    pytest.mark.filterwarnings("default"),  # the compiler warns of its own
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
@@ -125,3 +128,35 @@ def test_captured_steps_of_a_convolutional_network_give_what_single_steps_give(m
     monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
     plain = learned_pictures(WAYS["bf16, filled"])[0]
     assert graph.tasks["a"].digests == plain.tasks["a"].digests
+
+
+def test_runs_together_leave_the_records_of_runs_alone(tmp_path):
+    configs = [
+        resolve("split-digits", name, seed, tasks=3, mask_epochs=3, weight_epochs=3)
+        for name in ("exssnet+kkt", "ssnet")
+        for seed in (0, 1)
+    ]
+    quiet = [Listener() for _ in configs]
+    alone = run_all(configs, tmp_path / "alone", quiet, 1000.0, together=1)
+    together = run_all(configs, tmp_path / "together", quiet, 1000.0, together=4)
+    for one, other in zip(alone, together, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+def test_a_run_on_the_gpu_resumes_to_the_same_record(tmp_path, monkeypatch):
+    config = resolve("split-digits", "exssnet+kkt", 0, tasks=3, mask_epochs=3, weight_epochs=3)
+    whole = run_all([config], tmp_path / "whole", [Listener()], 1000.0)[0]
+    done = iter(range(8))
+    real = Trainer._epoch
+
+    def epoch(self, *arguments):
+        if next(done, None) is None:
+            raise SystemExit
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_epoch", epoch)
+        with pytest.raises(SystemExit):
+            run_all([config], tmp_path / "cut", [Listener()], 0.0)
+    resumed = run_all([config], tmp_path / "cut", [Listener()], 0.0)[0]
+    assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}

@@ -140,6 +140,7 @@ def run(
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16; auto: bf16 on a GPU.")] = None,
     compile: Annotated[str | None, typer.Option(help="on or off; auto: on on a GPU.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: PyTorch's choice.")] = None,
+    together: Annotated[str, typer.Option(help="Runs at once on one GPU: a number, or auto.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     checkpoint_seconds: Annotated[float, typer.Option(help="At least so long between checkpoints.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
@@ -147,26 +148,39 @@ def run(
     """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
     from exssnet import terminal
-    from exssnet.experiments.run import run as make_run
+    from exssnet.experiments.together import how_many, run_all
 
-    records = []
     plans = (
         _repeated(config, [benchmark, method, seeds, kkt, more, *changes.values()])
         if config
         else _planned(benchmark, method or "exssnet", kkt, seeds or "0", changes | _pairs(more or []))
     )
-    for planned in plans:
-        with terminal.progress(planned, quiet=as_json) as listener:
-            records.append(make_run(planned, out, listener, checkpoint_seconds))
+    at_once = how_many(together, plans)
+
+    def show(planned: RunConfig, record: dict[str, Any]) -> None:
         if not as_json:
-            terminal.print_record(records[-1], out / planned.folder)
+            terminal.print_record(record, out / planned.folder)
+
+    with terminal.progress(plans, quiet=as_json) as listeners:
+        records = run_all(plans, out, listeners, checkpoint_seconds, at_once, show)
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=1))
     elif len(records) > 1:
         terminal.print_summary(records)
 
 
-_NOT_CHANGES = {"benchmark", "method", "kkt", "seeds", "more", "config", "out", "checkpoint_seconds", "as_json"}
+_NOT_CHANGES = {
+    "benchmark",
+    "method",
+    "kkt",
+    "seeds",
+    "more",
+    "config",
+    "together",
+    "out",
+    "checkpoint_seconds",
+    "as_json",
+}
 
 
 def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:

@@ -21,11 +21,11 @@ REFRESH_SECONDS = 0.1
 
 
 @contextmanager
-def progress(config: RunConfig, quiet: bool) -> Iterator[Listener]:
-    """A bar over the whole run on standard error; nothing where that is no terminal."""
+def progress(configs: Sequence[RunConfig], quiet: bool) -> Iterator[list[Listener]]:
+    """A bar for each run that is under way, on standard error; nothing where that is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield Listener()
+        yield [Listener() for _ in configs]
         return
     columns = (
         TextColumn("{task.description}"),
@@ -36,7 +36,7 @@ def progress(config: RunConfig, quiet: bool) -> Iterator[Listener]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bars:
-        yield _Bar(bars, config)
+        yield [_Bar(bars, config) for config in configs]
 
 
 class _Bar(Listener):
@@ -47,13 +47,16 @@ class _Bar(Listener):
         self._per_task = kind.planned_epochs(kind.settings_type(**config.settings))
         self._tasks = config.tasks
         self._bars = bars
-        self._bar = bars.add_task(f"{config.method} seed {config.seed}", total=self._tasks * self._per_task, now="")
+        self._bar = bars.add_task(f"{config.method} seed {config.seed}", total=self._tasks * self._per_task, now="",
+                                   start=False, visible=False)  # fmt: skip
         self._before = 0  # epochs of tasks and phases behind us
         self._task, self._phase, self._scores = "", "", ""
         self._epoch, self._epochs = 0, 0
         self._shown = 0.0
 
     def task_started(self, index: int, name: str) -> None:
+        self._bars.start_task(self._bar)
+        self._bars.update(self._bar, visible=True)
         self._task = f"task {index + 1}/{self._tasks}"
         self._before, self._epoch, self._epochs = index * self._per_task, 0, 0
 
@@ -71,6 +74,10 @@ class _Bar(Listener):
             self._scores += f" val {report.validation:.1f} %"
         self._epoch = report.epoch
         self._show(0.0)
+
+    def task_ended(self, name: str, accuracies: list[float]) -> None:
+        if len(accuracies) == self._tasks:
+            self._bars.update(self._bar, visible=False)
 
     def _show(self, share: float) -> None:
         self._shown = time.monotonic()

@@ -22,6 +22,7 @@ class Runner:
 
     def __init__(self, module: nn.Module, still: tuple[str, ...]) -> None:
         self.skeleton = _skeleton(module)
+        self._unread = _take_out_unread(self.skeleton)
         self._still = still  # submodules that stay in evaluation mode
         self._one_at_a_time = threading.Lock()  # tensors are swapped into the one skeleton
         self.execute(PLAIN)
@@ -41,6 +42,7 @@ class Runner:
 
     def run(self, tensors: dict[str, Tensor], x: Tensor, *, training: bool, fixed: Mapping[str, Tensor]) -> Tensor:
         """The module's output under these tensors; `fixed` are those that it must leave as they are."""
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in self._unread}
         if self.execution.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         versions = {name: tensor._version for name, tensor in fixed.items()}
@@ -79,6 +81,9 @@ class Runner:
             id(old): nn.Parameter(tensors[name].detach().clone(), old.requires_grad)
             for name, old in baked.named_parameters()
         }
+        for name in self._unread:
+            place, _, short = name.rpartition(".")
+            baked.get_submodule(place)._buffers[short] = torch.empty_like(tensors[name], device="meta")
         buffers = {id(old): tensors[name].clone() for name, old in baked.named_buffers()}
         for owner in baked.modules():
             for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
@@ -96,6 +101,20 @@ class Runner:
             self.skeleton.train(training)
             for name in self._still:
                 self.skeleton.get_submodule(name).eval()
+
+
+def _take_out_unread(skeleton: nn.Module) -> set[str]:
+    """Names of the batch counters that no computation reads: a norm layer with a fixed momentum only counts up.
+
+    Taken out of the skeleton, they cost no step anything and no task a private tensor.
+    """
+    unread = set()
+    for name, part in skeleton.named_modules():
+        norm = isinstance(part, nn.modules.batchnorm._NormBase)
+        if norm and part.momentum is not None and part.num_batches_tracked is not None:
+            unread.add(f"{name}.num_batches_tracked" if name else "num_batches_tracked")
+            part.num_batches_tracked = None
+    return unread
 
 
 class _FilledConv2d(nn.Conv2d):

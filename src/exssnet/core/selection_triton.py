@@ -1,10 +1,11 @@
-"""Exact selection for all layers at once on a GPU: a radix select in five launches, whatever the number of layers.
+"""Exact selection for all layers at once on a GPU, in four launches, whatever the number of layers.
 
-|s| as an integer (the bits of a positive float are ordered like the float) is cut into digits of 11, 10 and 10 bits.
-Each pass counts the digits of the scores that are still candidates, per layer; the next pass reads the counts, knows
-the digit of the layer's threshold, and goes on with the scores that share it. The last pass knows the threshold itself
-and writes the weights under the mask. Nothing depends on a look at the values from the host, so the passes can be
-captured in a graph.
+|s| is compared as an integer: the bits of a positive float are ordered like the float. Between two steps a layer's
+threshold moves little, so the first pass counts only the scores near the last one, in 2,048 bins, and how many lie
+above; the second counts the bin that holds the new threshold value by value; the third knows the threshold and writes
+the weights under the mask. The counts prove the answer exact. Where they do not (the threshold left the window, or
+several scores equal it and not all are wanted), a fourth pass does that layer anew by bisection, which is exact always.
+Nothing depends on a look at the values from the host, so all of it can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -20,195 +21,169 @@ from torch import Tensor
 from exssnet.core.layout import Layout
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
-BLOCK = 8192  # scores a program reads: fewer programs add to the counts, and each knows the threshold for more
-WIDE, NARROW = tl.constexpr(2048), tl.constexpr(1024)  # bins of the first and of the other two passes
+BLOCK = 2048  # scores that a program reads
+LONG = 8192  # scores that the one program of a layer reads at a time, where it does the layer anew
+BINS = tl.constexpr(2048)  # of both counting passes
+SHIFT = tl.constexpr(
+    11
+)  # a bin of the first pass holds 2^11 values, so the window about a quarter of the threshold each way
+LARGEST = tl.constexpr(0x7FFFFFFF)
 
 
 @jit
 def _keys(scores: tl.tensor, at: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Bits of |s|: non-negative, ordered like |s|."""
+    """Bits of |s|: non-negative, ordered like |s|; −1 outside the layer."""
     values = tl.load(scores + at, mask=inside, other=0.0)
-    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(inside, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, -1)
 
 
 @jit
-def _digit(counts: tl.tensor, segment: tl.tensor, bins: tl.constexpr, wanted: tl.tensor) -> tl.tensor:
-    """The digit of the wanted-th largest candidate, how many of that digit are wanted, how many there are."""
-    bin = tl.arange(0, bins)
-    count = tl.load(counts + segment * bins + bin)
-    at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count  # candidates with this digit or a larger one
-    digit = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
-    larger = tl.sum(tl.where(bin > digit, count, 0), 0)
-    there = tl.sum(tl.where(bin == digit, count, 0), 0)
-    return digit, wanted - larger, there
-
-
-@jit
-def _first(
-    scores: tl.tensor,
-    segments: tl.tensor,
-    starts: tl.tensor,
-    stops: tl.tensor,
-    counts: tl.tensor,
-    spent: tl.tensor,
-    BLOCK: tl.constexpr,
+def _place(
+    block: tl.tensor, segments: tl.tensor, starts: tl.tensor, stops: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """Count the top digits; make the third pass's counts zero again."""
-    block = tl.program_id(0)
-    segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
-    at = start + tl.arange(0, BLOCK)
-    inside = at < stop
-    digits = _keys(scores, at, inside) >> 20
-    found = tl.histogram(digits, WIDE, mask=inside)
-    bin = tl.arange(0, WIDE)
-    tl.atomic_add(counts + segment * WIDE + bin, found, mask=found > 0)
-    _clear(spent, segments, block, segment, NARROW)
+    """A program's layer, the weights it looks at, and which of them belong to the layer."""
+    at = tl.load(starts + block) + tl.arange(0, BLOCK)
+    return tl.load(segments + block), at, at < tl.load(stops + block)
 
 
 @jit
-def _second(
-    scores: tl.tensor,
-    segments: tl.tensor,
-    starts: tl.tensor,
-    stops: tl.tensor,
-    keep: tl.tensor,
-    top: tl.tensor,
-    counts: tl.tensor,
-    state: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Find each layer's top digit; count the next digit of the scores that have it."""
+def _is_first(block: tl.tensor, segment: tl.tensor, segments: tl.tensor) -> tl.tensor:
+    """Whether this program is its layer's first: the one that writes what holds for the whole layer."""
+    return (block == 0) | (tl.load(segments + block - 1, mask=block > 0, other=-1) != segment)
+
+
+@jit
+def _bin(counts: tl.tensor, segment: tl.tensor, wanted: tl.tensor) -> tl.tensor:
+    """The bin of the wanted-th largest that was counted, how many of that bin are wanted, how many are in it.
+
+    The bin is −1 if fewer were counted than are wanted, and all of them if none is: then nothing is known.
+    """
+    bin = tl.arange(0, BINS)
+    count = tl.load(counts + segment * BINS + bin)
+    at_least = tl.sum(count, 0) - tl.cumsum(count, 0) + count  # in this bin or a larger one
+    found = tl.sum((at_least >= wanted).to(tl.int32), 0) - 1
+    larger = tl.sum(tl.where(bin > found, count, 0), 0)
+    there = tl.sum(tl.where(bin == found, count, 0), 0)
+    return found, wanted - larger, there
+
+
+@jit
+def _near(
+    scores: tl.tensor, segments: tl.tensor, starts: tl.tensor, stops: tl.tensor, thresholds: tl.tensor,
+    above: tl.tensor, coarse: tl.tensor, fine: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Count the scores near the last threshold in bins, and those above them; clear the other pass's counts."""
     block = tl.program_id(0)
-    segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
-    digit, wanted, _ = _digit(top, segment, WIDE, tl.load(keep + segment))
-    at = start + tl.arange(0, BLOCK)
-    inside = at < stop
+    segment, at, inside = _place(block, segments, starts, stops, BLOCK)
     keys = _keys(scores, at, inside)
-    tl.atomic_add(counts + segment * NARROW + ((keys >> 10) & 1023), 1, mask=inside & (keys >> 20 == digit))
-    if _is_first(segments, block, segment):
-        tl.store(state + 2 * segment, digit)
+    low = tl.maximum(tl.load(thresholds + segment) - (BINS << SHIFT) // 2, 0)
+    bin = (keys - low) >> SHIFT
+    tl.atomic_add(coarse + segment * BINS + bin, 1, mask=(keys >= low) & (bin < BINS))
+    tl.atomic_add(above + segment, tl.sum((inside & (keys >= low) & (bin >= BINS)).to(tl.int32), 0))
+    if _is_first(block, segment, segments):
+        tl.store(fine + segment * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
+
+
+@jit
+def _exact(
+    scores: tl.tensor, segments: tl.tensor, starts: tl.tensor, stops: tl.tensor, thresholds: tl.tensor,
+    keep: tl.tensor, above: tl.tensor, coarse: tl.tensor, fine: tl.tensor, state: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Find the bin of the new threshold; count its scores value by value."""
+    block = tl.program_id(0)
+    segment, at, inside = _place(block, segments, starts, stops, BLOCK)
+    low = tl.maximum(tl.load(thresholds + segment) - (BINS << SHIFT) // 2, 0)
+    missing = tl.load(keep + segment) - tl.load(above + segment)
+    found, wanted, _ = _bin(coarse, segment, missing)
+    known = (missing > 0) & (found >= 0)
+    base = low + (found << SHIFT)
+    value = _keys(scores, at, inside) - base
+    tl.atomic_add(fine + segment * BINS + value, 1, mask=known & inside & (value >= 0) & (value < BINS))
+    if _is_first(block, segment, segments):
+        tl.store(state + 2 * segment, tl.where(known, base, -1))
         tl.store(state + 2 * segment + 1, wanted)
 
 
 @jit
-def _third(
-    scores: tl.tensor,
-    segments: tl.tensor,
-    starts: tl.tensor,
-    stops: tl.tensor,
-    middle: tl.tensor,
-    counts: tl.tensor,
-    state: tl.tensor,
-    final: tl.tensor,
-    spent: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Find the middle digit; count the last one; make the first pass's counts zero again."""
-    block = tl.program_id(0)
-    segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
-    digit, wanted, _ = _digit(middle, segment, NARROW, tl.load(state + 2 * segment + 1))
-    prefix = (tl.load(state + 2 * segment) << 10) | digit
-    at = start + tl.arange(0, BLOCK)
-    inside = at < stop
-    keys = _keys(scores, at, inside)
-    tl.atomic_add(counts + segment * NARROW + (keys & 1023), 1, mask=inside & (keys >> 10 == prefix))
-    if _is_first(segments, block, segment):
-        tl.store(final + 2 * segment, prefix)
-        tl.store(final + 2 * segment + 1, wanted)
-    _clear(spent, segments, block, segment, WIDE)
-
-
-@jit
 def _write(
-    scores: tl.tensor,
-    weights: tl.tensor,
-    out: tl.tensor,
-    places: tl.tensor,
-    segments: tl.tensor,
-    starts: tl.tensor,
-    stops: tl.tensor,
-    last: tl.tensor,
-    final: tl.tensor,
-    ties: tl.tensor,
-    spent: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Know the threshold; write the weights above it, and those equal to it unless only some of them are wanted."""
+    scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, segments: tl.tensor, starts: tl.tensor,
+    stops: tl.tensor, fine: tl.tensor, state: tl.tensor, thresholds: tl.tensor, anew: tl.tensor, above: tl.tensor,
+    coarse: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write the weights at or above the threshold, zeros for the others; say which layers must be done anew."""
     block = tl.program_id(0)
-    segment, start, stop = tl.load(segments + block), tl.load(starts + block), tl.load(stops + block)
-    digit, wanted, there = _digit(last, segment, NARROW, tl.load(final + 2 * segment + 1))
-    threshold = (tl.load(final + 2 * segment) << 10) | digit
-    at = start + tl.arange(0, BLOCK)
-    inside = at < stop
-    keys = _keys(scores, at, inside)
-    chosen = (keys > threshold) | ((keys == threshold) & (wanted == there))
-    values = tl.where(chosen, tl.load(weights + at, mask=inside, other=0.0), 0.0)
-    tl.store(out + tl.load(places + at, mask=inside, other=0), values.to(out.dtype.element_ty), mask=inside)
-    if _is_first(segments, block, segment):
-        tl.store(ties + 2 * segment, threshold)
-        tl.store(ties + 2 * segment + 1, tl.where(wanted == there, 0, wanted))
-    _clear(spent, segments, block, segment, NARROW)
+    segment, at, inside = _place(block, segments, starts, stops, BLOCK)
+    base = tl.load(state + 2 * segment)
+    value, wanted, there = _bin(fine, segment, tl.load(state + 2 * segment + 1))
+    threshold = base + value
+    known = (base >= 0) & (wanted == there)
+    values = tl.where(_keys(scores, at, inside) >= threshold, tl.load(weights + at, mask=inside, other=0.0), 0.0)
+    place = tl.load(places + at, mask=inside, other=0)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside & known)
+    if _is_first(block, segment, segments):
+        tl.store(anew + segment, tl.where(known, 0, 1))
+        tl.store(above + segment, 0)
+        tl.store(coarse + segment * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
+        if known:
+            tl.store(thresholds + segment, threshold)
 
 
 @jit
-def _break_ties(
-    scores: tl.tensor,
-    weights: tl.tensor,
-    out: tl.tensor,
-    places: tl.tensor,
-    bounds: tl.tensor,
-    ties: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Of the scores equal to the threshold, write the first so many; a layer without surplus has nothing to do."""
+def _do_anew(
+    scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, bounds: tl.tensor, keep: tl.tensor,
+    anew: tl.tensor, thresholds: tl.tensor, LONG: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program per layer that is not known: bisect the threshold, then write; the first of equal scores win."""
     segment = tl.program_id(0)
-    threshold, wanted = tl.load(ties + 2 * segment), tl.load(ties + 2 * segment + 1)
-    if wanted > 0:
-        begin, stop = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+    if tl.load(anew + segment) == 1:
+        start, stop, wanted = tl.load(bounds + segment), tl.load(bounds + segment + 1), tl.load(keep + segment)
+        low = wanted * 0  # the largest value that at least `wanted` scores reach lies in low..high
+        high = low + LARGEST
+        while low < high:
+            middle = low + (high - low) // 2 + 1
+            count = wanted * 0
+            begin = start
+            while begin < stop:
+                at = begin + tl.arange(0, LONG)
+                count += tl.sum((_keys(scores, at, at < stop) >= middle).to(tl.int32), 0)
+                begin += LONG
+            low = tl.where(count >= wanted, middle, low)
+            high = tl.where(count >= wanted, high, middle - 1)
+        larger = wanted * 0
+        begin = start
         while begin < stop:
-            at = begin + tl.arange(0, BLOCK)
+            at = begin + tl.arange(0, LONG)
+            larger += tl.sum((_keys(scores, at, at < stop) > low).to(tl.int32), 0)
+            begin += LONG
+        equals = wanted - larger
+        begin = start
+        while begin < stop:
+            at = begin + tl.arange(0, LONG)
             inside = at < stop
-            equal = ((_keys(scores, at, inside) == threshold) & inside).to(tl.int32)
-            chosen = (equal > 0) & (tl.cumsum(equal, 0) <= wanted)
-            values = tl.load(weights + at, mask=chosen, other=0.0)
-            place = tl.load(places + at, mask=chosen, other=0)
-            tl.store(out + place, values.to(out.dtype.element_ty), mask=chosen)
-            wanted -= tl.sum(equal, 0)
-            begin += BLOCK
+            keys = _keys(scores, at, inside)
+            equal = (keys == low).to(tl.int32)
+            chosen = (keys > low) | ((equal > 0) & (tl.cumsum(equal, 0) <= equals))
+            values = tl.where(chosen, tl.load(weights + at, mask=inside, other=0.0), 0.0)
+            place = tl.load(places + at, mask=inside, other=0)
+            tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+            equals -= tl.sum(equal, 0)
+            begin += LONG
+        tl.store(thresholds + segment, low)
 
 
 @jit
 def _gradient(
-    scores: tl.tensor,
-    weights: tl.tensor,
-    inflow: tl.tensor,
-    places: tl.tensor,
-    out: tl.tensor,
-    size: tl.tensor,
+    scores: tl.tensor, weights: tl.tensor, inflow: tl.tensor, places: tl.tensor, out: tl.tensor, size: tl.tensor,
     BLOCK: tl.constexpr,
-) -> tl.tensor:
+) -> None:  # fmt: skip
     """ds = sign(s) · w · dL/d(w⊙m), with the inflow in the order in which the weights were written."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     s = tl.load(scores + at, mask=inside, other=0.0)
     w = tl.load(weights + at, mask=inside, other=0.0)
     g = tl.load(inflow + tl.load(places + at, mask=inside, other=0), mask=inside, other=0.0).to(tl.float32)
     sign = tl.where(s > 0, 1.0, tl.where(s < 0, -1.0, 0.0))
     tl.store(out + at, g * w * sign, mask=inside)
-
-
-@jit
-def _is_first(segments: tl.tensor, block: tl.tensor, segment: tl.tensor) -> tl.tensor:
-    """Whether this block is its layer's first: the one that writes what holds for the whole layer."""
-    return (block == 0) | (tl.load(segments + block - 1, mask=block > 0, other=-1) != segment)
-
-
-@jit
-def _clear(
-    counts: tl.tensor, segments: tl.tensor, block: tl.tensor, segment: tl.tensor, bins: tl.constexpr
-) -> tl.tensor:
-    if _is_first(segments, block, segment):
-        tl.store(counts + segment * bins + tl.arange(0, bins), tl.zeros([bins], tl.int32))
 
 
 class TritonSelector:
@@ -231,22 +206,27 @@ class TritonSelector:
         self.places = places  # int32 [n]: where each weight is written
         self.size = size  # of what is written to; where no weight goes stays zero
         self._written: dict[torch.dtype, Tensor] = {}
-        self.top = torch.zeros(self.layers * 2048, dtype=torch.int32, device=device)
-        self.middle, self.last = (torch.zeros(self.layers * 1024, dtype=torch.int32, device=device) for _ in range(2))
-        self.state, self.final, self.ties = (
-            torch.zeros(self.layers * 2, dtype=torch.int32, device=device) for _ in range(3)
-        )
+        self.coarse, self.fine = self._counters(2048), self._counters(2048)
+        self.above, self.anew, self.state = self._counters(1), self._counters(1), self._counters(2)
+        self.thresholds = self._counters(1)  # of the step before, as bits of |s|
+
+    def _counters(self, each: int) -> Tensor:
+        return torch.zeros(self.layers * each, dtype=torch.int32, device=self.keep.device)
 
     def write(self, scores: Tensor, weights: Tensor, out: Tensor) -> None:
         """Put the weights under the scores' mask into `out`, at their places, zeros elsewhere."""
         blocks = (self.segments, self.starts, self.stops)
-        _first[self.grid](scores, *blocks, self.top, self.last, BLOCK=BLOCK)
-        _second[self.grid](scores, *blocks, self.keep, self.top, self.middle, self.state, BLOCK=BLOCK)
-        _third[self.grid](scores, *blocks, self.middle, self.last, self.state, self.final, self.top, BLOCK=BLOCK)
+        counts = (self.above, self.coarse, self.fine)
+        _near[self.grid](scores, *blocks, self.thresholds, *counts, BLOCK=BLOCK)
+        _exact[self.grid](scores, *blocks, self.thresholds, self.keep, *counts, self.state, BLOCK=BLOCK)
         _write[self.grid](
-            scores, weights, out, self.places, *blocks, self.last, self.final, self.ties, self.middle, BLOCK=BLOCK
-        )
-        _break_ties[(self.layers,)](scores, weights, out, self.places, self.bounds, self.ties, BLOCK=BLOCK)
+            scores, weights, out, self.places, *blocks, self.fine, self.state, self.thresholds, self.anew,
+            self.above, self.coarse, BLOCK=BLOCK,
+        )  # fmt: skip
+        _do_anew[(self.layers,)](
+            scores, weights, out, self.places, self.bounds, self.keep, self.anew, self.thresholds, LONG=LONG,
+            num_warps=16,
+        )  # fmt: skip
 
     def masked_weights(self, scores: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights under the scores' mask, at their places; differentiable in the scores."""

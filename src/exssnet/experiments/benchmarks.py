@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exssnet.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from exssnet.data import Dataset
     from exssnet.data.task import Stream
     from exssnet.experiments.config import RunConfig
 
@@ -42,7 +43,7 @@ def stream(config: RunConfig) -> Stream:
             raise InputError(f"--images is for split-imagenet: {config.benchmark} reads {config.source}")
         dataset = data.image_folder(config.images)
     else:
-        dataset = data.load(config.source)
+        dataset = _loaded(config.source)
     cut: dict[str, Any] = {
         "validation": config.validation,
         "validation_seed": config.seed,
@@ -53,6 +54,14 @@ def stream(config: RunConfig) -> Stream:
     if config.stream == "rotated":
         return data.rotated(dataset, config.tasks, **cut)
     return data.split(dataset, config.tasks, class_order(config, dataset.classes), **cut)
+
+
+@cache
+def _loaded(source: str) -> Dataset:
+    """A data set, once per process: the runs of one command share its tensors, on every device."""
+    from exssnet import data
+
+    return data.load(source)
 
 
 def class_order(config: RunConfig, classes: int) -> list[int]:

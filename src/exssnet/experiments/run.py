@@ -36,7 +36,7 @@ def run(
     record = folder.results()
     if record is not None:
         return record
-    with _threads(config.threads):
+    with _threads(config.threads if config.device == "cpu" else 0):
         torch.backends.cudnn.benchmark = True
         stream, method = prepare(config)
         with folder.writing():
@@ -237,7 +237,8 @@ class _threads:
             torch.set_num_threads(self.count)
 
     def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self.before)
+        if self.count:
+            torch.set_num_threads(self.before)
 
 
 def _on(task: Task, device: str) -> Task:

@@ -7,7 +7,8 @@ optimizer, the counters. Captured, the host's part of an epoch is a permutation,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -131,6 +132,20 @@ def _sizes(examples: int, batch_size: int) -> list[int]:
     """Sizes of an epoch's batches; a last batch of one is left out, since batch statistics need two."""
     full, rest = divmod(examples, batch_size)
     return [batch_size] * full + ([rest] if rest > 1 or not full else [])
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """The caller's own random state comes back afterwards."""
+    with CAPTURE:
+        cpu, gpu = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        with CAPTURE:
+            torch.set_rng_state(cpu)
+            if gpu is not None:
+                torch.cuda.set_rng_state(gpu, device)
 
 
 def seed_module(seed: int) -> None:

@@ -1,0 +1,81 @@
+"""Many runs: one after the other, or several at once on one GPU, each on a stream of its own.
+
+A run of small layers leaves most of a GPU idle; the graph replays of several runs fill it. Runs share nothing but the
+data set's tensors, so each one's record is what it is when the run is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from exssnet.errors import InputError
+from exssnet.experiments.config import RunConfig
+from exssnet.train.listener import Listener
+
+AT_ONCE = 8  # with `auto`, on a GPU
+
+Done = Callable[[RunConfig, dict[str, Any]], None]
+
+
+def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
+    """Runs at a time: a number, or `auto`."""
+    gpu = all(config.device.startswith("cuda") for config in configs)
+    if wanted == "auto":
+        return min(AT_ONCE, len(configs)) if gpu else 1
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise InputError(f"together is '{wanted}': give auto or a whole number, at least 1")
+    if int(wanted) > 1 and not gpu:
+        raise InputError(f"together {wanted} is for a GPU: on a CPU start several commands, or leave it at auto")
+    return int(wanted)
+
+
+def run_all(
+    configs: Sequence[RunConfig],
+    out: Path,
+    listeners: Sequence[Listener],
+    checkpoint_seconds: float,
+    together: int = 1,
+    done: Done = lambda config, record: None,
+) -> list[dict[str, Any]]:
+    """Make all runs, so many at a time; their records, in order. `done` hears of each as it ends."""
+    from exssnet.experiments.run import run
+
+    def one(config: RunConfig, listener: Listener) -> dict[str, Any]:
+        record = run(config, out, listener, checkpoint_seconds)
+        done(config, record)
+        return record
+
+    if together == 1:
+        return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
+    return _on_streams(one, configs, listeners, together)
+
+
+def _on_streams(
+    one: Callable[[RunConfig, Listener], dict[str, Any]],
+    configs: Sequence[RunConfig],
+    listeners: Sequence[Listener],
+    together: int,
+) -> list[dict[str, Any]]:
+    import torch
+
+    from exssnet.experiments.benchmarks import stream
+
+    for config in configs:
+        stream(config)[0].train.to(config.device)  # the shared copy of the data, before any stream reads it
+    torch.cuda.synchronize()
+
+    def on_a_stream(config: RunConfig, listener: Listener) -> dict[str, Any]:
+        with torch.cuda.stream(torch.cuda.Stream(config.device)):  # type: ignore[no-untyped-call]
+            return one(config, listener)
+
+    with ThreadPoolExecutor(together) as pool:
+        waiting = [pool.submit(on_a_stream, *pair) for pair in zip(configs, listeners, strict=True)]
+        try:
+            return [future.result() for future in waiting]
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            raise
