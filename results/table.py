@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
 
-# Average accuracy in the paper's Tables 2 and 3 (Yadav and Bansal, Findings of ACL 2023); the best epoch on the test set.
+# Average accuracy in the paper's Tables 2 and 3 (Yadav and Bansal, Findings of ACL 2023): the best epoch on test data.
 PUBLISHED = {
     ("split-mnist", "supsup"): 99.6,
     ("split-mnist", "supsup+kkt"): 99.6,
@@ -21,12 +21,14 @@ PUBLISHED = {
 
 
 def spread(values: list[float], digits: int) -> str:
+    """Mean ± standard deviation."""
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
 
 
 def main() -> None:
+    """Print the table."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent)
     groups = defaultdict(list)
     for file in sorted(root.rglob("results.json")):

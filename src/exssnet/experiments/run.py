@@ -250,7 +250,8 @@ def device_name(device: str) -> str:
     """A device as a record names it."""
     if device.startswith("cuda"):
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"cpu ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig
 from exssnet.train.listener import Listener
+from exssnet.train.turns import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
 
@@ -68,7 +69,7 @@ def _on_streams(
     torch.cuda.synchronize()
 
     def on_a_stream(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        with torch.cuda.stream(torch.cuda.Stream(config.device)):  # type: ignore[no-untyped-call]
+        with taking_turns(), torch.cuda.stream(torch.cuda.Stream(config.device)):  # type: ignore[no-untyped-call]
             return one(config, listener)
 
     with ThreadPoolExecutor(together) as pool:

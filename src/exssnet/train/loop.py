@@ -24,7 +24,7 @@ from exssnet.train.checkpoint import part
 from exssnet.train.evaluate import accuracy
 from exssnet.train.listener import EpochReport, Listener
 from exssnet.train.optimizers import OptimizerFactory, cosine, optimizer_factory
-from exssnet.train.steps import GraphSteps, Steps, capturable, random_state_kept, seed_module
+from exssnet.train.steps import GraphSteps, Steps, capturable
 
 SELECTS = ("last", "best")
 Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON
@@ -77,7 +77,8 @@ class Trainer:
             raise InputError("select 'best' needs a validation part: cut one from the training data")
         self._at = _Position(seconds=dict(snapshot[1]["seconds"]) if snapshot is not None else {})
         self.listener.task_started(task.index, task.name)
-        with random_state_kept(task.train.device):
+        devices = [task.train.device] if task.train.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):  # the caller's own random state stays as it is
             started = time.perf_counter()
             for number, phase in enumerate(self.method.phases(task)):
                 if number == 0:  # what a method does before its first phase: KKT, above all
@@ -132,7 +133,7 @@ class Trainer:
         """Train one epoch; mean loss and accuracy."""
         key = (task.name, phase.name, epoch)
         order = torch.randperm(len(task.train), generator=randomness.generator(self.seed, "order", *key))
-        seed_module(randomness.derive(self.seed, "module", *key))
+        torch.manual_seed(randomness.derive(self.seed, "module", *key))  # what the module draws itself: dropout
         augmentation = randomness.derive(self.seed, "augmentation", *key)
         mean, correct = steps.epoch(order.to(task.train.device), lr, augmentation, self.listener.progress)
         if not math.isfinite(mean):

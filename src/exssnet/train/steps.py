@@ -6,9 +6,7 @@ optimizer, the counters. Captured, the host's part of an epoch is a permutation,
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,9 +14,8 @@ from torch.optim import Optimizer
 
 from exssnet.data.task import Data
 from exssnet.methods.base import Batch, Method, Phase
+from exssnet.train.turns import lending_the_turn
 
-# While one thread captures, no other may reseed the GPU's generator or capture; see `seed_module`.
-CAPTURE = threading.Lock()
 WARM_UPS = 2
 
 
@@ -83,28 +80,29 @@ class GraphSteps(Steps):
         self.generator.manual_seed(seed)  # capturing drew from it
         self._at.zero_()
         self.total.zero_()
-        for number, size in enumerate(self.sizes, start=1):
-            self._graphs[size].replay()
-            progress(number / len(self.sizes))
+        with lending_the_turn():
+            for number, size in enumerate(self.sizes, start=1):
+                self._graphs[size].replay()
+                progress(number / len(self.sizes))
+            torch.cuda.current_stream().synchronize()
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         """Run a few steps to let every library set itself up, take them back, and capture one."""
-        with CAPTURE:
-            before = self._moving()
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self._at.zero_()
-                    self._next(size)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(self.generator)
-            self._at.zero_()
-            self.optimizer.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        before = self._moving()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self._at.zero_()
                 self._next(size)
-            self._put_back(before)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        self._at.zero_()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            self._next(size)
+        self._put_back(before)
         return graph
 
     def _next(self, size: int) -> None:
@@ -132,26 +130,6 @@ def _sizes(examples: int, batch_size: int) -> list[int]:
     """Sizes of an epoch's batches; a last batch of one is left out, since batch statistics need two."""
     full, rest = divmod(examples, batch_size)
     return [batch_size] * full + ([rest] if rest > 1 or not full else [])
-
-
-@contextmanager
-def random_state_kept(device: torch.device) -> Iterator[None]:
-    """The caller's own random state comes back afterwards."""
-    with CAPTURE:
-        cpu, gpu = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        with CAPTURE:
-            torch.set_rng_state(cpu)
-            if gpu is not None:
-                torch.cuda.set_rng_state(gpu, device)
-
-
-def seed_module(seed: int) -> None:
-    """Seed what the module draws itself (dropout)."""
-    with CAPTURE:
-        torch.manual_seed(seed)
 
 
 def capturable(method: Method, data: Data, optimizer: Optimizer) -> bool:
