@@ -98,11 +98,14 @@ def main() -> None:
     parser.add_argument("--multiple", type=int, default=1, help="fill channels up to a multiple of this")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", default="", help="variants whose name contains this")
+    parser.add_argument("--no-search", action="store_true", help="take cuDNN's first choice of algorithms")
+    parser.add_argument("--deterministic", action="store_true", help="only algorithms that always give the same bits")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not options.no_search
+    torch.backends.cudnn.deterministic = options.deterministic
 
     found = dict(variants(options))
     order = torch.arange(options.steps * options.batch_size, device=options.device)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 from exssnet.core import reference
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.selection import keep_counts, keep_only, masked_weights, select
+from exssnet.core.selection_cpu import BandSelector
 from exssnet.errors import InputError
 
 shapes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple), min_size=1, max_size=4)
@@ -41,6 +43,45 @@ def test_masks_equal_the_reference_exactly_also_with_ties(shapes, density, seed,
         wanted = reference.mask(layout.tensors(scores)[layer.name], density)
         assert torch.equal(found[layer.name], wanted)
         assert int(wanted.sum()) == reference.keep(layer.size, density)
+
+
+@given(
+    shapes, densities, st.integers(0, 2**31), st.sampled_from([0, 2, 1000]),
+    st.lists(st.sampled_from([0.0, 0.001, 0.05, 3.0]), min_size=1, max_size=6),
+)  # fmt: skip
+def test_masks_of_scores_that_move_equal_the_reference_in_every_step(shapes, density, seed, levels, moves):
+    layout = layout_of(shapes)
+    draw = torch.Generator().manual_seed(seed)
+    selector = BandSelector(layout, counts(layout, density))
+    scores = torch.randn(layout.size, generator=draw)
+    weights = torch.randn(layout.size, generator=draw)
+    for move in moves:
+        scores = scores + move * torch.randn(layout.size, generator=draw)
+        if levels:
+            scores = (scores * levels).round() / levels  # ties
+        variable = scores.clone().requires_grad_()
+        masked = selector.masked_weights(variable, weights)
+        inflow = torch.randn(layout.size, generator=draw)
+        masked.backward(inflow)
+        wanted = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
+        assert torch.equal(masked, torch.where(wanted, weights, 0.0))
+        assert torch.equal(variable.grad, reference.score_gradient(scores, weights, inflow))
+
+
+def test_the_band_is_enough_for_almost_all_steps_of_training(monkeypatch):
+    layout, keep = layout_of([(20_000,), (3_000,)]), (2_000, 300)
+    selector = BandSelector(layout, keep)
+    whole = []
+    real = np.partition
+    monkeypatch.setattr(np, "partition", lambda values, place: whole.append(len(values)) or real(values, place))
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.rand(layout.size, generator=draw) - 0.5
+    for _ in range(200):
+        scores = scores + 0.002 * torch.randn(layout.size, generator=draw)
+        selector.mask(scores)
+    assert whole[:2] == [20_000, 3_000]  # the first step knows nothing
+    assert sum(size in (20_000, 3_000) for size in whole[2:]) < 4
+    assert sum(whole[2:]) < 0.05 * 200 * 23_000
 
 
 @pytest.mark.parametrize("size", [100_003, 235_200])

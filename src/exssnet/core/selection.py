@@ -16,6 +16,7 @@ from exssnet.errors import InputError
 
 if TYPE_CHECKING:
     from exssnet.core.arrangement import Arrangement
+    from exssnet.core.selection_cpu import BandSelector
     from exssnet.core.selection_triton import TritonSelector
 
 
@@ -47,17 +48,18 @@ def select(scores: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:
 
 def _largest(magnitude: Tensor, count: int) -> Tensor:
     if magnitude.is_cuda:  # without a look at the values, so that the step can be captured
-        return _with_ties(magnitude, magnitude.topk(count, sorted=False).values.min(), count)
-    # numpy's partial sort is twice as fast as torch's kthvalue on the CPU
+        return first_of_equals(magnitude, magnitude.topk(count, sorted=False).values.min(), count)
+    # numpy's partial sort is twice as fast as torch's kthvalue
     place = len(magnitude) - count
     threshold = float(np.partition(magnitude.numpy(), place)[place])
     mask = magnitude >= threshold
     if int(mask.count_nonzero()) != count:
-        mask = _with_ties(magnitude, torch.tensor(threshold, dtype=magnitude.dtype), count)
+        mask = first_of_equals(magnitude, torch.tensor(threshold, dtype=magnitude.dtype), count)
     return mask
 
 
-def _with_ties(magnitude: Tensor, threshold: Tensor, count: int) -> Tensor:
+def first_of_equals(magnitude: Tensor, threshold: Tensor, count: int) -> Tensor:
+    """The mask of the largest, where of those equal to the threshold only the first may fit in."""
     above = magnitude > threshold
     equal = magnitude == threshold
     return above | (equal & (equal.cumsum(0) <= count - above.sum()))
@@ -88,10 +90,14 @@ def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[
     return effective
 
 
-def triton_selector(layout: Layout, keep: tuple[int, ...], arrangement: Arrangement) -> TritonSelector | None:
-    """The GPU's fast path, where there is a GPU and Triton; None elsewhere."""
+def step_selector(
+    layout: Layout, keep: tuple[int, ...], arrangement: Arrangement
+) -> BandSelector | TritonSelector | None:
+    """What selects fast in step after step on the arrangement's device; None where there is nothing of the kind."""
     if not arrangement.places.is_cuda:
-        return None
+        from exssnet.core.selection_cpu import BandSelector
+
+        return BandSelector(layout, keep)
     try:
         from exssnet.core.selection_triton import TritonSelector
     except ImportError:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from exssnet.core import initialise
 from exssnet.core.network import LearnedTask, MaskedNetwork
-from exssnet.core.selection import keep_only, masked_weights, select, triton_selector
+from exssnet.core.selection import keep_only, masked_weights, select, step_selector
+from exssnet.core.selection_cpu import BandSelector
 
 
 class Subnetwork(ABC):
@@ -54,10 +55,12 @@ class ScoredSubnetwork(Subnetwork):
             scores = initialise.fresh_scores(network.layout, network.seed, task)
         self.scores = scores.to(network.weights).clone().requires_grad_()
 
-        self._selector = triton_selector(network.layout, network.keep, network.arrangement)
+        self._selector = step_selector(network.layout, network.keep, network.arrangement)
 
     def arranged(self) -> Tensor:
         net = self.network
+        if isinstance(self._selector, BandSelector):
+            return net.arrangement(self._selector.masked_weights(self.scores, net.weights))
         if self._selector is not None:
             return self._selector.masked_weights(self.scores, net.weights, net.execution.autocast or net.weights.dtype)
         return net.arrangement(masked_weights(self.scores, net.weights, net.layout, net.keep))
