@@ -114,6 +114,7 @@ BAD = {
     "unknown precision": (["--precision", "fp8"], "precision is 'fp8': choose one of auto, fp32, bf16"),
     "together on a CPU": (["--together", "2", "--device", "cpu"], "together 2 is for a GPU"),
     "together nothing": (["--together", "0"], "together is '0': give auto or a whole number"),
+    "unknown evaluation": (["--evaluate", "never"], "evaluate is 'never': choose one of all, ends"),
     "images for another benchmark": (["--images", "x"], "--images is for split-imagenet"),
     "best without validation": (["--select", "best"], "needs a validation part"),
 }

@@ -127,6 +127,12 @@ def run(
     select: Annotated[
         str | None, typer.Option(help="Keep the last epoch, or the best on --validation.", rich_help_panel=METHOD)
     ] = None,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(
+            help="After each task all so far (all), or the new one and all at the end (ends).", rich_help_panel=METHOD
+        ),
+    ] = None,
     kkt_start: Annotated[str | None, typer.Option(help="What is lent: bits or scores.", rich_help_panel=KKT)] = None,
     kkt_samples: Annotated[int | None, typer.Option(help="Images in the test.", rich_help_panel=KKT)] = None,
     kkt_neighbours: Annotated[int | None, typer.Option(help="Neighbours that vote.", rich_help_panel=KKT)] = None,

@@ -130,6 +130,17 @@ def test_a_run_that_fails_on_its_way_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("method", ["exssnet", "ssnet"])
+def test_evaluating_the_ends_only_gives_the_same_diagonal_and_last_row(tmp_path, method):
+    full = run(short(method), tmp_path / "full")["accuracy_matrix"]
+    record = run(short(method, evaluate="ends"), tmp_path / "ends")
+    ends = record["accuracy_matrix"]
+    assert ends[-1] == full[-1]
+    assert [ends[i][i] for i in range(3)] == [full[i][i] for i in range(3)]
+    assert ends[1][0] is None
+    assert record["forgetting"] == pytest.approx((full[0][0] - full[2][0] + full[1][1] - full[2][1]) / 2)
+
+
 def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
     record = run(short(validation=0.2, select="best"), tmp_path)
     plain = run(short(), tmp_path / "plain")

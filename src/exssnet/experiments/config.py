@@ -37,6 +37,7 @@ class RunConfig:
     batch_size: int = 64
     optimizer: str = "adam"
     select: str = "last"
+    evaluate: str = "all"  # after each task all tasks so far; `ends`: the new one, and all of them at the end
     device: str = "auto"
     precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU
     compile: str = "auto"  # on: the training step goes through torch.compile, on a GPU
@@ -117,6 +118,7 @@ def _checked(config: RunConfig) -> RunConfig:
         raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
     if not 0 <= config.threads <= 1024:
         raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 for PyTorch's choice")
+    _choice("evaluate", config.evaluate, ("all", "ends"))
     device = _device(config.device)
     gpu = device.startswith("cuda")
     precision = _choice("precision", config.precision, ("fp32", "bf16"), "bf16" if gpu else "fp32")
@@ -128,11 +130,12 @@ def _checked(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, device=device, precision=precision, compile=compiled)
 
 
-def _choice(name: str, value: str, choices: tuple[str, ...], automatic: str) -> str:
-    if value == "auto":
+def _choice(name: str, value: str, choices: tuple[str, ...], automatic: str | None = None) -> str:
+    if value == "auto" and automatic is not None:
         return automatic
     if value not in choices:
-        raise InputError(f"{name} is '{value}': choose one of auto, {', '.join(choices)}")
+        listed = ("auto", *choices) if automatic else choices
+        raise InputError(f"{name} is '{value}': choose one of {', '.join(listed)}")
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-Matrix = Sequence[Sequence[float | None]]  # None above the diagonal: not learned yet
+Matrix = Sequence[Sequence[float | None]]  # None: not learned yet, or not measured then
 
 
 def average_accuracy(matrix: Matrix) -> float:
@@ -44,11 +44,14 @@ def average_overlap(overlaps: Sequence[float | None]) -> float | None:
 def _mean_drop(matrix: Matrix, reference: Callable[[list[float]], float]) -> float:
     if len(matrix) < 2:
         return 0.0
-    columns = [[_number(row[t]) for row in matrix[t:]] for t in range(len(matrix) - 1)]
-    return mean(reference(column) - column[-1] for column in columns)
+    columns = [[row[t] for row in matrix[t:]] for t in range(len(matrix) - 1)]
+    measured = [
+        [_number(column[0]), *(a for a in column[1:-1] if a is not None), _number(column[-1])] for column in columns
+    ]
+    return mean(reference(column) - column[-1] for column in measured)
 
 
 def _number(entry: float | None) -> float:
     if entry is None:
-        raise ValueError("the accuracy matrix has a gap below its diagonal")
+        raise ValueError("the accuracy matrix has a gap on its diagonal or in its last row")
     return entry

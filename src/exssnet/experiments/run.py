@@ -110,16 +110,25 @@ class _Run:
     def _evaluate(self, learned: Task) -> None:
         """The test split is read here and nowhere else: once per learned task and task."""
         started = time.perf_counter()
-        row: list[float | None] = []
-        self._tests[learned.index] = learned.test
-        for index in range(learned.index + 1):
-            if index not in self._tests:  # learned before a resume
-                self._tests[index] = self.stream[index].test.to(self.config.device)
-            row.append(accuracy(partial(self.method.logits, task=self.stream.task_name(index)), self._tests[index]))
+        last = learned.index + 1 == len(self.stream)
+        every = self.config.evaluate == "all" or last
+        row = [self._accuracy(index, learned) if every or index == learned.index else None
+               for index in range(learned.index + 1)]  # fmt: skip
         self.seconds[-1]["evaluation"] = time.perf_counter() - started
         self.matrix.append(row + [None] * (len(self.stream) - len(row)))
         self.folder.log(event="task", task=learned.name, accuracies=row)
         self.listener.task_ended(learned.name, [a for a in row if a is not None])
+
+    def _accuracy(self, index: int, learned: Task) -> float:
+        if index == learned.index:
+            test = learned.test
+        elif index in self._tests:
+            test = self._tests[index]
+        else:
+            test = self.stream[index].test.to(self.config.device)
+        if self.config.evaluate == "all":
+            self._tests[index] = test  # it will be asked for after every task
+        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test)
 
     # --- stopping and going on -------------------------------------------------------------------------------
 
