@@ -39,19 +39,19 @@ class Watch(Listener):
         self._last = now
 
 
-def draw(file: Path, watch: Watch, bits: int) -> None:
+def draw(file: Path, seconds: list[float], resident: list[int], weights: int) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(7, 5), sharex=True, layout="constrained")
-    tasks = range(1, len(watch.seconds) + 1)
-    above.plot(tasks, [1000 * s for s in watch.seconds], ".", markersize=2, color="#3b6ea5")
-    above.set(ylabel="milliseconds a task", ylim=(0, 3000 * statistics.median(watch.seconds)))
-    grown = [(size - watch.bytes[9]) / 2**20 for size in watch.bytes]
+    tasks = range(1, len(seconds) + 1)
+    above.plot(tasks, [1000 * s for s in seconds], ".", markersize=2, color="#3b6ea5")
+    above.set(ylabel="milliseconds a task", ylim=(0, 3000 * statistics.median(seconds)))
+    grown = [(size - resident[9]) / 2**20 for size in resident]
     below.plot(tasks, grown, color="#3b6ea5", label="resident memory since task 10")
-    below.plot(tasks, [(task - 10) * bits / 8 / 2**20 for task in tasks], "--", color="#c0504d",
+    below.plot(tasks, [(task - 10) * weights / 8 / 2**20 for task in tasks], "--", color="#c0504d",
                label="1 bit per weight and task")  # fmt: skip
     below.set(xlabel="task", ylabel="MiB", ylim=(-2, None))
     below.legend(frameon=False)
@@ -72,10 +72,10 @@ def main() -> None:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         record = run(config, Path(folder), watch, checkpoint_seconds=1e9)
-    watch.seconds.pop()  # the last task's evaluation is that of all tasks
+    watch.seconds.pop(), watch.bytes.pop()  # the last task's evaluation is that of all tasks
     early, late = watch.seconds[9:109], watch.seconds[-100:]
     weights = record["storage"]["mask_bits"] // options.tasks
-    grown = (watch.bytes[-2] - watch.bytes[9]) / (len(watch.bytes) - 11)
+    grown = (watch.bytes[-1] - watch.bytes[9]) / (len(watch.bytes) - 10)
     print(f"{options.tasks} tasks, {weights:,} weights, {record['device']}, a miniature of permuted MNIST")
     print(f"time a task: {1000 * statistics.median(early):.1f} ms over tasks 10 to 109, "
           f"{1000 * statistics.median(late):.1f} ms over the last 100, "
@@ -89,7 +89,7 @@ def main() -> None:
         facts |= {name: record[name] for name in of_the_run}
         options.json.write_text(json.dumps(facts) + "\n")
     if options.figure:
-        draw(options.figure, watch, weights)
+        draw(options.figure, watch.seconds, watch.bytes, weights)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.config, self.folder, self.stream, self.method = config, folder, stream, method
         self.listener = listener
-        self.matrix: list[list[float | None]] = []
+        self.matrix: list[list[float | None]] = []  # a row per learned task, as far as it was learned then
         self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
         self._tests: dict[int, Data] = {}
         self._checkpoint_seconds = checkpoint_seconds
@@ -115,7 +115,7 @@ class _Run:
         row = [self._accuracy(index, learned) if every or index == learned.index else None
                for index in range(learned.index + 1)]  # fmt: skip
         self.seconds[-1]["evaluation"] = time.perf_counter() - started
-        self.matrix.append(row + [None] * (len(self.stream) - len(row)))
+        self.matrix.append(row)
         self.folder.log(event="task", task=learned.name, accuracies=row)
         self.listener.task_ended(learned.name, [a for a in row if a is not None])
 
@@ -183,6 +183,7 @@ class _Run:
 
     def _record(self) -> dict[str, Any]:
         config, stream = self.config, self.stream
+        matrix = [row + [None] * (len(stream) - len(row)) for row in self.matrix]
         proof = self.method.verify()
         facts = self.method.facts()
         overlaps = facts.get("sparse_overlap")
@@ -193,10 +194,10 @@ class _Run:
             "miniature": config.samples_per_class is not None,
             "tasks": len(stream),
             "class_order": stream.class_order,
-            "accuracy_matrix": self.matrix,
-            "average_accuracy": metrics.average_accuracy(self.matrix),
-            "forgetting": metrics.forgetting(self.matrix),
-            "forgetting_by_definition": {name: of(self.matrix) for name, of in metrics.FORGETTING.items()},
+            "accuracy_matrix": matrix,
+            "average_accuracy": metrics.average_accuracy(matrix),
+            "forgetting": metrics.forgetting(matrix),
+            "forgetting_by_definition": {name: of(matrix) for name, of in metrics.FORGETTING.items()},
             "sparse_overlap": overlaps,
             "average_sparse_overlap": None if overlaps is None else metrics.average_overlap(overlaps),
             "zero_forgetting": None if proof is None else {
