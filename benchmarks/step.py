@@ -64,7 +64,9 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData, compiled:
     method = SupSup(build(options.network, shape, classes), MaskSettings(), seed=0)
     method.to(options.device)
     low = torch.bfloat16 if options.precision == "bf16" else None
-    method.network.execute(Execution(low, options.channels_last, options.multiple, compiled))
+    method.network.execute(
+        Execution(low, options.channels_last, options.multiple, options.batch_size if compiled else 0)
+    )
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
     if kind == "dense":

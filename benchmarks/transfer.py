@@ -26,11 +26,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         record = run(config, Path(folder))
     tasks = record["seconds"]["tasks"]
-    shares = [task["setup"] / (task["mask"] + task["weights"]) for task in tasks]
+    shares = [task["setup"] / (task["mask"] + task.get("weights", 0.0)) for task in tasks]
     print(f"{options.benchmark}, {config.settings['mask_epochs']} + {config.settings['weight_epochs']} epochs, "
           f"{record['device']}")  # fmt: skip
     for number, (task, share) in enumerate(zip(tasks, shares, strict=True), start=1):
-        spent, trained = 1000 * task["setup"], task["mask"] + task["weights"]
+        spent, trained = 1000 * task["setup"], task["mask"] + task.get("weights", 0.0)
         print(f"task {number}: {spent:7.1f} ms of KKT for {trained:6.1f} s of training, {100 * share:.2f} %")
     print(f"largest share {100 * max(shares):.2f} %; at most 1 % wanted")
     if options.json:

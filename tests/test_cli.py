@@ -143,7 +143,15 @@ def test_unknown_benchmarks_are_offered_the_nearest(tmp_path):
 def test_a_config_file_goes_with_nothing_else(tmp_path):
     exssnet("run", "split-digits", *QUICK, cwd=tmp_path)
     config = tmp_path / "runs/split-digits/exssnet/seed-0/config.yaml"
-    for other in (["--method", "supsup"], ["--seeds", "5"], ["--kkt"], ["--lr", "0.1"], ["--set", "lr=1"]):
+    for other in (
+        ["--method", "supsup"],
+        ["--seeds", "5"],
+        ["--kkt"],
+        ["--lr", "0.1"],
+        ["--set", "lr=1"],
+        ["--threads", "0"],
+        ["--validation", "0"],
+    ):
         done = exssnet("run", "--config", config, *other, cwd=tmp_path)
         assert (done.returncode, done.stderr.splitlines()) == (2, [
             "exssnet: --config repeats a run as it was: give no benchmark and no other settings with it"

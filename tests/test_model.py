@@ -490,9 +490,40 @@ def test_a_last_step_that_explodes_is_found_though_no_loss_follows_it():
     assert model.tasks == ()
 
 
+def test_scores_that_are_no_numbers_are_found_though_the_loss_is_finite():
+    class Root(nn.Module):
+        """Its gradient is not a number where the root is of zero."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(12, 16, bias=False), nn.Linear(16, 2, bias=False)
+
+        def forward(self, x):
+            return self.b((0 * self.a(x)).square().sqrt() + self.a(x))
+
+    model = Model(Root(), density=0.3)
+    with pytest.raises(InputError, match="lower the learning rate"):
+        model.learn("a", (X, Y), epochs=(1, 1))
+    assert model.tasks == ()
+
+
+def test_features_are_right_while_other_threads_ask_for_logits():
+    model = Model(mlp(), density=0.2)
+    for number, name in enumerate("ab"):
+        model.learn(name, examples(number), epochs=(1, 1))
+    network = model._method.network
+    wanted = {name: network.features(X, name) for name in "ab"}
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(network.logits, X[:50] + 1, "ab"[i % 2]) for i in range(200)]
+        found = list(pool.map(lambda name: (name, network.features(X, name)), ["a", "b"] * 100))
+        assert all(future.result().shape == (50, 2) for future in asked)
+    assert all(torch.equal(features, wanted[name]) for name, features in found)
+
+
 def test_a_double_precision_module_learns_in_double_precision():
     model = Model(mlp().double(), density=0.2)
-    model.learn("a", (X, Y), epochs=(3, 3))
+    model.learn("before", (X, 1 - Y), epochs=(1, 1))
+    model.learn("a", (X, Y), epochs=(3, 3))  # after a transfer
     assert model.logits(X, "a").dtype == torch.float64
     with torch.no_grad():
         assert torch.equal(model.bake("a")(X.double()), model.logits(X, "a"))

@@ -76,7 +76,7 @@ class _Bar(Listener):
         self._show(0.0)
 
     def task_ended(self, name: str, accuracies: list[float]) -> None:
-        if len(accuracies) == self._tasks:
+        if name == f"task{self._tasks}":
             self._bars.update(self._bar, visible=False)
 
     def _show(self, share: float) -> None:
@@ -112,12 +112,16 @@ def print_record(record: Mapping[str, Any], folder: Path) -> None:
         table.add_row(str(i + 1), _classes(classes), f"{matrix[i][i]:.2f}", f"{matrix[-1][i]:.2f}", overlap, lender)
     console.print(table)
     console.print(
-        f"average accuracy {record['average_accuracy']:.2f} %, forgetting {record['forgetting']:.2f}, "
+        f"average accuracy {record['average_accuracy']:.2f} %, forgetting {_two(record['forgetting'])}, "
         f"{record['seconds']['total']:.1f} s on {record['device']}",
         highlight=False,
     )
     console.print(_proof(record), highlight=False)
     console.print(f"run: {folder}", highlight=False, soft_wrap=True)
+
+
+def _two(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f}"
 
 
 def _classes(classes: Sequence[int]) -> str:
@@ -147,7 +151,7 @@ def print_summary(records: Sequence[Mapping[str, Any]]) -> None:
             method,
             str(len(runs)),
             _spread([r["average_accuracy"] for r in runs]),
-            _spread([r["forgetting"] for r in runs]),
+            _spread([r["forgetting"] for r in runs]) if all(r["forgetting"] is not None for r in runs) else "–",
             _spread(overlaps, 1) if overlaps else "–",
             _spread([r["seconds"]["total"] for r in runs], 1),
         )

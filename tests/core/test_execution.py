@@ -8,6 +8,7 @@ from exssnet.core.arrangement import Arrangement
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
+from exssnet.errors import InputError
 from exssnet.models import build
 
 WAYS = {
@@ -79,3 +80,41 @@ def test_every_weight_has_one_place_and_the_rest_is_zero(multiple):
         if layer.convolution:
             assert tensors[layer.name].is_contiguous(memory_format=torch.channels_last)
             assert tensors[layer.name].shape[0] % multiple == 0
+
+
+def test_a_low_precision_ends_at_the_logits():
+    network = MaskedNetwork(networks("resnet"), density=0.3)
+    network.execute(Execution(torch.bfloat16))
+    logits = ScoredSubnetwork(network, "a", 4).logits(torch.randn(4, 3, 12, 12), training=True)
+    assert logits.dtype == torch.float32
+
+
+def test_a_subnetwork_does_not_run_on_after_the_network_computes_another_way():
+    network = MaskedNetwork(networks("resnet"), density=0.3)
+    subnetwork = ScoredSubnetwork(network, "a", 4)
+    network.execute(WAYS["channels last"])
+    with pytest.raises(InputError, match="compute another way"):
+        subnetwork.logits(torch.randn(4, 3, 12, 12), training=True)
+
+
+class Own(nn.Conv2d):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["subclass", "tied", "private head"])
+def test_convolutions_that_cannot_be_filled_are_left_as_they_are(kind):
+    torch.manual_seed(0)
+    if kind == "subclass":
+        module = nn.Sequential(Own(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(500, 3))
+    elif kind == "tied":
+        module = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ConvTranspose2d(5, 3, 3), nn.Flatten(), nn.Linear(432, 3))
+        module[1].weight = module[0].weight
+    else:
+        module = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(4, 3, 12, 12)
+    found = []
+    for execution in (PLAIN, WAYS["filled channels"]):
+        network = MaskedNetwork(module, density=0.5, head="task" if kind == "private head" else "shared")
+        network.execute(execution)
+        found.append(ScoredSubnetwork(network, "a", 3).logits(x, training=False))
+    assert torch.allclose(*found, atol=1e-5)

@@ -63,7 +63,8 @@ def test_the_head_is_the_last_linear_layer_unless_named():
         (nn.Sequential(nn.ReLU(), nn.Embedding(3, 2)), {}, "nothing to mask"),
         (nn.Sequential(nn.Linear(3, 2)), {"head": "task"}, "nothing to mask"),
         (nn.Sequential(nn.LazyLinear(3)), {}, "lazy layers"),
-        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).double()), {}, "convert the module to one floating type"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2).double()), {}, "convert the module to float32 or float64"),
+        (mlp().bfloat16(), {}, "convert the module to float32 or float64"),
         (mlp(), {"head": "both"}, "head is 'both': choose one of shared, task"),
     ],
 )

@@ -15,6 +15,7 @@ import yaml
 from exssnet.errors import DataError, InputError, RunError
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import prepare, run
+from exssnet.train import Listener
 
 SHORT = {"mask_epochs": 2, "weight_epochs": 2, "tasks": 3}
 
@@ -138,7 +139,9 @@ def test_evaluating_the_ends_only_gives_the_same_diagonal_and_last_row(tmp_path,
     assert ends[-1] == full[-1]
     assert [ends[i][i] for i in range(3)] == [full[i][i] for i in range(3)]
     assert ends[1][0] is None
-    assert record["forgetting"] == pytest.approx((full[0][0] - full[2][0] + full[1][1] - full[2][1]) / 2)
+    drop = pytest.approx((full[0][0] - full[2][0] + full[1][1] - full[2][1]) / 2)
+    assert record["forgetting_by_definition"]["avalanche"] == drop
+    assert record["forgetting"] == (0 if method == "exssnet" else None)  # what is not proved is not known
 
 
 def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
@@ -233,6 +236,30 @@ def test_a_run_that_another_process_finished_meanwhile_is_read_and_not_touched(t
     assert run(short(), tmp_path) == rival["record"]
     log = tmp_path / "split-digits/exssnet+kkt/seed-0/log.jsonl"
     assert len(log.read_text().splitlines()) == 3 * 5
+
+
+def test_runs_that_are_told_to_stop_end_at_their_next_step(tmp_path):
+    import threading
+
+    from exssnet.experiments.together import Stoppable
+
+    stop = threading.Event()
+    listener = Stoppable(Listener(), stop)
+    run(short(), tmp_path / "a", listener)
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        run(short(), tmp_path / "b", listener)
+
+
+def test_an_error_of_another_kind_is_not_called_a_full_disk(tmp_path, monkeypatch):
+    from exssnet.data.tensors import TensorData
+
+    def missing(*_):
+        raise FileNotFoundError(2, "No such file or directory", "ptxas")
+
+    monkeypatch.setattr(TensorData, "batch", missing)
+    with pytest.raises(FileNotFoundError, match="ptxas"):
+        run(short(), tmp_path)
 
 
 def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):

@@ -90,7 +90,8 @@ class MaskedNetwork:
 
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
-        self.runner.execute(execution)
+        convolutions = [layer.name.rpartition(".")[0] for layer in self.layout.layers if layer.convolution]
+        self.runner.execute(execution, convolutions)
         self.arrangement = Arrangement(
             self.layout, execution.channels_last, execution.channel_multiple, self.weights.device
         )
@@ -108,11 +109,10 @@ class MaskedNetwork:
 
     def run(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool) -> Tensor:
         """Logits [B, classes] of the module under these arranged weights and own tensors."""
-        if x.is_floating_point():
-            x = x.to(self.weights.dtype)
         tensors = self._running(arranged, own, classes)
         fixed = self.frozen if training else tensors
-        logits = self.runner.run(tensors, x, training=training, fixed=fixed)
+        # the loss and the choice of a class are never in a low precision
+        logits = self.runner.run(tensors, self._input(x), training=training, fixed=fixed).to(self.weights.dtype)
         if logits.ndim != 2 or logits.shape[1] != classes:
             raise InputError(
                 f"the module returns shape {tuple(logits.shape)} for a task of {classes} classes: it must return "
@@ -141,7 +141,10 @@ class MaskedNetwork:
         learned = self.task(task)
         tensors = self._running(self.arranged(task), learned.private, learned.classes)
         with torch.no_grad():
-            return self.runner.inputs_of(self.partition.head, tensors, x).flatten(1)
+            return self.runner.inputs_of(self.partition.head, tensors, self._input(x)).flatten(1)
+
+    def _input(self, x: Tensor) -> Tensor:
+        return x.to(self.weights.dtype) if x.is_floating_point() else x
 
     def task(self, name: str) -> LearnedTask:
         if name not in self.tasks:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from exssnet.core.layout import Layer, Layout
@@ -68,8 +69,8 @@ def partition(
         if (head == "task" and in_head) or _is_private(module, name, private):
             own.append(name)
         elif name in maskable and parameter.requires_grad:
-            chosen = is_plain_convolution(module.get_submodule(name.rpartition(".")[0]))
-            layers.append(Layer(name, tuple(parameter.shape), maskable[name], start, chosen))
+            plain = all(_is_plain_convolution(owner) for owner, _, used in _uses(module) if used is parameter)
+            layers.append(Layer(name, tuple(parameter.shape), maskable[name], start, plain))
             start += parameter.numel()
         else:
             frozen.append(name)
@@ -83,9 +84,9 @@ def partition(
     return Partition(Layout(tuple(layers)), tuple(own), tuple(frozen), head_name, head == "task", _still(module))
 
 
-def is_plain_convolution(layer: nn.Module) -> bool:
+def _is_plain_convolution(layer: nn.Module) -> bool:
     """A 2-D convolution without groups: its order of memory may be chosen, and its channels filled up."""
-    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros"
+    return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
 def _still(module: nn.Module) -> tuple[str, ...]:
@@ -164,6 +165,6 @@ def _is_private(module: nn.Module, name: str, wanted: Collection[str]) -> bool:
 
 def _check_one_kind(layers: list[Layer], parameters: dict[str, nn.Parameter]) -> None:
     kinds = {parameters[layer.name].dtype for layer in layers}
-    if len(kinds) > 1 or not next(iter(kinds)).is_floating_point:
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
         listed = ", ".join(sorted(str(kind) for kind in kinds))
-        raise InputError(f"the masked weights have types {listed}: convert the module to one floating type")
+        raise InputError(f"the masked weights are of type {listed}: convert the module to float32 or float64")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from exssnet.core.execution import PLAIN, Execution
-from exssnet.core.partition import is_plain_convolution
 from exssnet.errors import InputError
 
 Call = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -24,21 +23,29 @@ class Runner:
         self.skeleton = _skeleton(module)
         self._unread = _take_out_unread(self.skeleton)
         self._still = still  # submodules that stay in evaluation mode
-        self._one_at_a_time = threading.Lock()  # tensors are swapped into the one skeleton
+        self._one_at_a_time = threading.RLock()  # tensors are swapped into the one skeleton
         self.execute(PLAIN)
 
-    def execute(self, execution: Execution) -> None:
-        """Compute this way from now on."""
+    def execute(self, execution: Execution, convolutions: Collection[str] = ()) -> None:
+        """Compute this way from now on; `convolutions` are the layers whose channels may be filled up."""
         self.execution = execution
-        filled = execution.channel_multiple > 1
         for part in self.skeleton.modules():
-            if type(part) is (nn.Conv2d if filled else _FilledConv2d) and is_plain_convolution(part):
-                part.__class__ = _FilledConv2d if filled else nn.Conv2d
+            if type(part) is _FilledConv2d:
+                part.__class__ = nn.Conv2d  # type: ignore[assignment]
+        if execution.channel_multiple > 1:
+            for name in convolutions:
+                self.skeleton.get_submodule(name).__class__ = _FilledConv2d
         self._compiled: Call | None = None
-        self._compiled_batch = 0  # the one batch size that is compiled; an epoch's last batch is not worth it
-        if execution.compiled:
-            torch._dynamo.config.recompile_limit = 1000  # every network is compiled for itself
+        if execution.compiled_batch:
+            limit = torch._dynamo.config.recompile_limit
+            torch._dynamo.config.recompile_limit = max(limit, 1000)  # every network is compiled for itself
             self._compiled = torch.compile(self._call, dynamic=False)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be part of a CUDA graph: a norm layer without a momentum reads its counter on the host."""
+        norms = (part for part in self.skeleton.modules() if isinstance(part, nn.modules.batchnorm._NormBase))
+        return all(norm.momentum is not None or not norm.track_running_stats for norm in norms)
 
     def run(self, tensors: dict[str, Tensor], x: Tensor, *, training: bool, fixed: Mapping[str, Tensor]) -> Tensor:
         """The module's output under these tensors; `fixed` are those that it must leave as they are."""
@@ -48,8 +55,8 @@ class Runner:
         versions = {name: tensor._version for name, tensor in fixed.items()}
         low = self.execution.autocast
         call: Call = self._call
-        if training and self._compiled is not None and self._compiled_batch in (0, len(x)):
-            call, self._compiled_batch = self._compiled, len(x)
+        if training and self._compiled is not None and len(x) == self.execution.compiled_batch:
+            call = self._compiled  # an epoch's last, smaller batch is not worth a compilation
         with self._one_at_a_time, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
             self._set_training(training)
             out = call(tensors, x)
@@ -64,11 +71,12 @@ class Runner:
     def inputs_of(self, layer: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """What a layer sees in evaluation mode."""
         seen: list[Tensor] = []
-        hook = self.skeleton.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            self.run(tensors, x, training=False, fixed=tensors)
-        finally:
-            hook.remove()
+        with self._one_at_a_time:
+            hook = self.skeleton.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+            try:
+                self.run(tensors, x, training=False, fixed=tensors)
+            finally:
+                hook.remove()
         return seen[-1]
 
     def bake(self, tensors: Mapping[str, Tensor]) -> nn.Module:

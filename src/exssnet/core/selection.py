@@ -80,7 +80,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def keep_only(weights: Tensor, mask: Tensor) -> Tensor:
-    """w ⊙ m with plain zeros outside the mask (a product would leave −0.0 there)."""
+    """w ⊙ m with plain zeros outside the mask: a product leaves −0.0 there, which a digest would tell apart."""
     return torch.where(mask, weights, torch.zeros((), dtype=weights.dtype, device=weights.device))
 
 
@@ -91,13 +91,15 @@ def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[
 
 
 def step_selector(
-    layout: Layout, keep: tuple[int, ...], arrangement: Arrangement
+    layout: Layout, keep: tuple[int, ...], arrangement: Arrangement, weights: Tensor
 ) -> BandSelector | TritonSelector | None:
-    """What selects fast in step after step on the arrangement's device; None where there is nothing of the kind."""
-    if not arrangement.places.is_cuda:
+    """What selects fast in step after step for such weights; None where there is nothing of the kind."""
+    if not weights.is_cuda:
         from exssnet.core.selection_cpu import BandSelector
 
         return BandSelector(layout, keep)
+    if weights.dtype != torch.float32:
+        return None
     try:
         from exssnet.core.selection_triton import TritonSelector
     except ImportError:

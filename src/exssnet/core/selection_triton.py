@@ -206,7 +206,7 @@ class TritonSelector:
         self.places = places  # int32 [n]: where each weight is written
         self.size = size  # of what is written to; where no weight goes stays zero
         self._written: dict[torch.dtype, Tensor] = {}
-        self.coarse, self.fine = self._counters(2048), self._counters(2048)
+        self.coarse, self.fine = self._counters(BINS.value), self._counters(BINS.value)
         self.above, self.anew, self.state = self._counters(1), self._counters(1), self._counters(2)
         self.thresholds = self._counters(1)  # of the step before, as bits of |s|
 

@@ -15,6 +15,7 @@ from exssnet.core import initialise
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.selection import keep_only, masked_weights, select, step_selector
 from exssnet.core.selection_cpu import BandSelector
+from exssnet.errors import InputError
 
 
 class Subnetwork(ABC):
@@ -22,6 +23,7 @@ class Subnetwork(ABC):
 
     def __init__(self, network: MaskedNetwork, task: str, classes: int, own: dict[str, Tensor]) -> None:
         self.network, self.task, self.classes, self.own = network, task, classes, own
+        self._arrangement = network.arrangement  # what the subclasses' tensors are made for
 
     @abstractmethod
     def arranged(self) -> Tensor:
@@ -42,6 +44,8 @@ class Subnetwork(ABC):
         return {name: tensor for name, tensor in self.own.items() if not tensor.requires_grad}
 
     def logits(self, x: Tensor, *, training: bool) -> Tensor:
+        if self.network.arrangement is not self._arrangement:
+            raise InputError("the network was told to compute another way while a task was being learned")
         return self.network.run(self.arranged(), self.own, self.classes, x, training=training)
 
 
@@ -55,7 +59,7 @@ class ScoredSubnetwork(Subnetwork):
             scores = initialise.fresh_scores(network.layout, network.seed, task)
         self.scores = scores.to(network.weights).clone().requires_grad_()
 
-        self._selector = step_selector(network.layout, network.keep, network.arrangement)
+        self._selector = step_selector(network.layout, network.keep, network.arrangement, network.weights)
 
     def arranged(self) -> Tensor:
         net = self.network
@@ -78,6 +82,9 @@ class WeightSubnetwork(Subnetwork):
     def __init__(self, scored: ScoredSubnetwork, trainable: Tensor | None) -> None:
         super().__init__(scored.network, scored.task, scored.classes, scored.own)
         self._mask = scored.mask()
+        counts = [int(piece.count_nonzero()) for piece in self.network.layout.slices(self._mask)]
+        if counts != list(self.network.keep):
+            raise InputError(f"the scores of task '{self.task}' are no numbers any more: lower the learning rate")
         self._fixed = self.network.arrangement(keep_only(self.network.weights, self._mask))
         nothing = torch.zeros(0, dtype=torch.int64, device=self._mask.device)
         self.index = nothing if trainable is None else (trainable & self._mask).nonzero().view(-1)

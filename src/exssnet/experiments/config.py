@@ -168,8 +168,11 @@ def _device(name: str) -> str:
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"device '{name}' is not known: give auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device '{name}' is not there: this machine has no CUDA device, give cpu or auto")
-    if device.type not in ("cpu", "cuda"):
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda":
         raise InputError(f"device '{name}' is not supported: give auto, cpu or cuda")
+    if (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count() or "no"
+        raise InputError(f"device '{name}' is not there: this machine has {there} CUDA device, give cpu or auto")
     return name

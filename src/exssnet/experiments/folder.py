@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from exssnet.errors import InputError, RunError
 from exssnet.experiments.config import RunConfig
+from exssnet.train import checkpoint
 from exssnet.train.checkpoint import write_bytes
 
 
@@ -60,35 +63,36 @@ class RunFolder:
         A run that is refused before its first task is learned leaves nothing behind.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        try:
+        with self._own_writes():
             self.path.mkdir(parents=True, exist_ok=True)
             held = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise self._cannot_write(error) from error
         try:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RunError(f"{self.path} is being written by another process: wait for it to end") from None
             self.check()  # once more: another process may have been here since
-            for left_by_a_kill in self.path.glob(".*.tmp"):
-                left_by_a_kill.unlink()
-            if not self._config.exists():
-                write_bytes(self._config, self.config.to_yaml().encode())
+            with self._own_writes():
+                for left_by_a_kill in self.path.glob(".*.tmp"):
+                    left_by_a_kill.unlink()
+                if not self._config.exists():
+                    write_bytes(self._config, self.config.to_yaml().encode())
             yield
         except InputError:
             if not self._has_learned():
                 self._remove(made)
             raise
-        except OSError as error:
-            raise self._cannot_write(error) from error
         finally:
             os.close(held)
 
-    def _cannot_write(self, error: OSError) -> RunError:
-        return RunError(
-            f"cannot write to {self.path} ({error.strerror}): make room there or choose another --out folder"
-        )
+    @contextmanager
+    def _own_writes(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {self.path} ({error.strerror}): make room there or choose another --out folder"
+            ) from error
 
     def _has_learned(self) -> bool:
         return self._log.exists() and '"event": "task"' in self._log.read_text("utf-8")
@@ -100,18 +104,24 @@ class RunFolder:
             if not any(folder.iterdir()):
                 folder.rmdir()
 
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Put a checkpoint in place of the one before."""
+        with self._own_writes():
+            checkpoint.write(self.checkpoint, tensors, facts)
+
     def finish(self, record: dict[str, Any]) -> None:
-        write_bytes(self._results, (json.dumps(record, indent=1) + "\n").encode())
-        self.checkpoint.unlink(missing_ok=True)
+        with self._own_writes():
+            write_bytes(self._results, (json.dumps(record, indent=1) + "\n").encode())
+            self.checkpoint.unlink(missing_ok=True)
 
     def cut_log(self, size: int) -> None:
         """Take the log back to what a checkpoint knew of it."""
-        with self._log.open("ab") as log:
+        with self._own_writes(), self._log.open("ab") as log:
             log.truncate(min(size, self.log_size()))
 
     def log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0
 
     def log(self, **event: Any) -> None:
-        with self._log.open("a", encoding="utf-8") as log:
+        with self._own_writes(), self._log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(event) + "\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +38,7 @@ def run(
     record = folder.results()
     if record is not None:
         return record
-    with _threads(config.threads if config.device == "cpu" else 0):
-        torch.backends.cudnn.benchmark = True
+    with _computing(config):
         stream, method = prepare(config)
         with folder.writing():
             record = folder.results()  # another process may have finished it while we prepared
@@ -66,7 +67,9 @@ def _execution(config: RunConfig) -> Execution:
     if config.device == "cpu":
         return CPU
     return replace(
-        CUDA, autocast=torch.bfloat16 if config.precision == "bf16" else None, compiled=config.compile == "on"
+        CUDA,
+        autocast=torch.bfloat16 if config.precision == "bf16" else None,
+        compiled_batch=config.batch_size if config.compile == "on" else 0,
     )
 
 
@@ -151,7 +154,7 @@ class _Run:
             "log": self.folder.log_size(),
             "made_with": self._made_with(),
         }
-        checkpoint.write(self.folder.checkpoint, everything, progress)
+        self.folder.save(everything, progress)
 
     def _resume(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Take up the checkpoint, if there is one; where it was inside a task."""
@@ -185,6 +188,8 @@ class _Run:
         config, stream = self.config, self.stream
         matrix = [row + [None] * (len(stream) - len(row)) for row in self.matrix]
         proof = self.method.verify()
+        # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
+        complete = config.evaluate == "all" or (proof is not None and proof.verified)
         facts = self.method.facts()
         overlaps = facts.get("sparse_overlap")
         return {
@@ -196,8 +201,10 @@ class _Run:
             "class_order": stream.class_order,
             "accuracy_matrix": matrix,
             "average_accuracy": metrics.average_accuracy(matrix),
-            "forgetting": metrics.forgetting(matrix),
-            "forgetting_by_definition": {name: of(matrix) for name, of in metrics.FORGETTING.items()},
+            "forgetting": metrics.forgetting(matrix) if complete else None,
+            "forgetting_by_definition": {
+                name: of(matrix) if complete or name == "avalanche" else None for name, of in metrics.FORGETTING.items()
+            },
             "sparse_overlap": overlaps,
             "average_sparse_overlap": None if overlaps is None else metrics.average_overlap(overlaps),
             "zero_forgetting": None if proof is None else {
@@ -235,20 +242,19 @@ class _Logged(Listener):
         self._to.epoch_ended(report)
 
 
-class _threads:
-    """So many CPU threads for a while; the number that was set before comes back."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __enter__(self) -> None:
-        self.before = torch.get_num_threads()
-        if self.count:
-            torch.set_num_threads(self.count)
-
-    def __exit__(self, *_: object) -> None:
-        if self.count:
-            torch.set_num_threads(self.before)
+@contextmanager
+def _computing(config: RunConfig) -> Iterator[None]:
+    """The run's device and threads, and only algorithms that give the same bits every time; all put back afterwards."""
+    if config.device != "cpu":
+        with torch.cuda.device(config.device), torch.backends.cudnn.flags(benchmark=False, deterministic=True):
+            yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads or threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _on(task: Task, device: str) -> Task:

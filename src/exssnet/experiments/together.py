@@ -6,14 +6,15 @@ data set's tensors, so each one's record is what it is when the run is alone.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig
-from exssnet.train.listener import Listener
+from exssnet.train.listener import EpochReport, Listener
 from exssnet.train.turns import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
@@ -67,16 +68,45 @@ def _on_streams(
     for config in configs:
         stream(config)[0].train.to(config.device)  # the shared copy of the data, before any stream reads it
     torch.cuda.synchronize()
+    stop = threading.Event()
 
     def on_a_stream(config: RunConfig, listener: Listener) -> dict[str, Any]:
         with taking_turns(), torch.cuda.stream(torch.cuda.Stream(config.device)):  # type: ignore[no-untyped-call]
-            return one(config, listener)
+            return one(config, Stoppable(listener, stop))
 
     with ThreadPoolExecutor(together) as pool:
-        waiting = [pool.submit(on_a_stream, *pair) for pair in zip(configs, listeners, strict=True)]
+        runs = [pool.submit(on_a_stream, *pair) for pair in zip(configs, listeners, strict=True)]
         try:
-            return [future.result() for future in waiting]
+            wait(runs, return_when=FIRST_EXCEPTION)
+            failed = next((run for run in runs if run.done() and run.exception() is not None), None)
+            if failed is not None:
+                failed.result()  # raises
+            return [run.result() for run in runs]
         except BaseException:
-            for future in waiting:
-                future.cancel()
+            stop.set()  # the others end at their next step; what they have is in their checkpoints
+            pool.shutdown(cancel_futures=True)
             raise
+
+
+class Stoppable(Listener):
+    """Passes everything on until it is told to stop; then the run that reports to it ends."""
+
+    def __init__(self, listener: Listener, stop: threading.Event) -> None:
+        self._to, self._stop = listener, stop
+
+    def task_started(self, index: int, name: str) -> None:
+        self._to.task_started(index, name)
+
+    def phase_started(self, name: str, epochs: int, done: int) -> None:
+        self._to.phase_started(name, epochs, done)
+
+    def progress(self, share: float) -> None:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        self._to.progress(share)
+
+    def epoch_ended(self, report: EpochReport) -> None:
+        self._to.epoch_ended(report)
+
+    def task_ended(self, name: str, accuracies: list[float]) -> None:
+        self._to.task_ended(name, accuracies)

@@ -43,7 +43,6 @@ class Method(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Any]]
-    capturable: ClassVar[bool] = True  # False for a method whose step looks at values, and so runs eagerly
 
     def __init__(self, module: nn.Module, settings: Any, seed: int, head: str = "shared") -> None:
         self.settings, self.seed, self.head = settings, seed, head
@@ -87,6 +86,11 @@ class Method(ABC):
     def execute(self, execution: Execution) -> None:
         """Compute this way; a method that knows only one way leaves it."""
         return
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be captured as a graph: not if it looks at values. It runs eagerly then."""
+        return True
 
     def buffers(self) -> dict[str, Tensor]:
         """Tensors that move in place while a phase trains, without being parameters."""

@@ -118,6 +118,10 @@ class SupSup(Method):
     def logits(self, x: Tensor, task: str) -> Tensor:
         return self.network.logits(x, task)
 
+    @property
+    def capturable(self) -> bool:
+        return self.network.runner.capturable
+
     def buffers(self) -> dict[str, Tensor]:
         return self.subnetwork.buffers() if self.subnetwork is not None else {}
 

@@ -34,4 +34,4 @@ class Listener:
     def epoch_ended(self, report: EpochReport) -> None: ...
 
     def task_ended(self, name: str, accuracies: list[float]) -> None:
-        """The task is learned; accuracies (percent) on all tasks learned so far, this one last."""
+        """The task is learned; accuracies (percent) on the tasks that were measured now, this one last."""

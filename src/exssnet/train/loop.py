@@ -93,13 +93,14 @@ class Trainer:
 
     def _train(self, task: Task, phase: Phase, done: int) -> None:
         if done == phase.epochs:
+            self.listener.phase_started(phase.name, phase.epochs, done)
             return
         at = self._at
         if not done:
             at.epoch, at.best, at.best_tensors = 0, -1.0, {}
             at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
         assert at.optimizer is not None
-        kind = GraphSteps if capturable(self.method, task.train, at.optimizer) else Steps
+        kind = GraphSteps if capturable(self.method, task.train, isinstance(self.settings.optimizer, str)) else Steps
         steps = kind(self.method, task.train, phase, at.optimizer, self.settings.batch_size)
         self.listener.phase_started(phase.name, phase.epochs, done)
         for epoch in range(done, phase.epochs):
@@ -136,7 +137,8 @@ class Trainer:
         torch.manual_seed(randomness.derive(self.seed, "module", *key))  # what the module draws itself: dropout
         augmentation = randomness.derive(self.seed, "augmentation", *key)
         mean, correct = steps.epoch(order.to(task.train.device), lr, augmentation, self.listener.progress)
-        if not math.isfinite(mean):
+        finite = all(bool(parameter.isfinite().all()) for parameter in phase.parameters)
+        if not math.isfinite(mean) or not finite:
             raise _diverged(task, phase, epoch + 1, f"{mean}", lr)
         return mean, correct
 

@@ -91,17 +91,18 @@ class GraphSteps(Steps):
         before = self._moving()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                self._at.zero_()
-                self._next(size)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        self._at.zero_()
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            self._next(size)
+        with torch.random.fork_rng(devices=[self.data.device]):  # dropout must not notice the warm-up
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self._at.zero_()
+                    self._next(size)
+            torch.cuda.current_stream().wait_stream(side)
+            self._at.zero_()
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self._next(size)
         self._put_back(before)
         return graph
 
@@ -120,7 +121,7 @@ class GraphSteps(Steps):
             known = {id(tensor) for tensor, _ in before}
             for tensor, copy in before:
                 tensor.copy_(copy)
-            for state in self.optimizer.state.values():  # made by the first step: as fresh
+            for state in self.optimizer.state.values():  # made by the first step: zeros, in the named optimizers
                 for value in state.values():
                     if id(value) not in known:
                         value.zero_()
@@ -132,7 +133,6 @@ def _sizes(examples: int, batch_size: int) -> list[int]:
     return [batch_size] * full + ([rest] if rest > 1 or not full else [])
 
 
-def capturable(method: Method, data: Data, optimizer: Optimizer) -> bool:
-    """Whether a step can be captured: on a GPU, data in memory there, and nothing that looks at values."""
-    tensors = all(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
-    return data.device.type == "cuda" and data.capturable and method.capturable and tensors
+def capturable(method: Method, data: Data, named_optimizer: bool) -> bool:
+    """Whether a step can be captured: data in a GPU's memory, nothing that looks at values, an optimizer we know."""
+    return data.device.type == "cuda" and data.capturable and method.capturable and named_optimizer
