@@ -24,6 +24,7 @@ from exssnet.experiments.folder import RunFolder
 from exssnet.methods import Method, parse
 from exssnet.models import build
 from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
+from exssnet.train.listener import Forwarding
 from exssnet.version import __version__
 
 CHECKPOINT_SECONDS = 30.0
@@ -222,24 +223,16 @@ class _Run:
         }  # fmt: skip
 
 
-class _Logged(Listener):
-    """Writes every epoch to the run's log and passes everything on."""
+class _Logged(Forwarding):
+    """Writes every epoch to the run's log on the way."""
 
     def __init__(self, folder: RunFolder, listener: Listener) -> None:
-        self._folder, self._to = folder, listener
-
-    def task_started(self, index: int, name: str) -> None:
-        self._to.task_started(index, name)
-
-    def phase_started(self, name: str, epochs: int, done: int) -> None:
-        self._to.phase_started(name, epochs, done)
-
-    def progress(self, share: float) -> None:
-        self._to.progress(share)
+        super().__init__(listener)
+        self._folder = folder
 
     def epoch_ended(self, report: EpochReport) -> None:
         self._folder.log(event="epoch", **asdict(report))
-        self._to.epoch_ended(report)
+        super().epoch_ended(report)
 
 
 @contextmanager

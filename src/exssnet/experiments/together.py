@@ -14,7 +14,7 @@ from typing import Any
 
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig
-from exssnet.train.listener import EpochReport, Listener
+from exssnet.train.listener import Forwarding, Listener
 from exssnet.train.turns import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
@@ -88,25 +88,14 @@ def _on_streams(
             raise
 
 
-class Stoppable(Listener):
+class Stoppable(Forwarding):
     """Passes everything on until it is told to stop; then the run that reports to it ends."""
 
     def __init__(self, listener: Listener, stop: threading.Event) -> None:
-        self._to, self._stop = listener, stop
-
-    def task_started(self, index: int, name: str) -> None:
-        self._to.task_started(index, name)
-
-    def phase_started(self, name: str, epochs: int, done: int) -> None:
-        self._to.phase_started(name, epochs, done)
+        super().__init__(listener)
+        self._stop = stop
 
     def progress(self, share: float) -> None:
         if self._stop.is_set():
             raise KeyboardInterrupt
-        self._to.progress(share)
-
-    def epoch_ended(self, report: EpochReport) -> None:
-        self._to.epoch_ended(report)
-
-    def task_ended(self, name: str, accuracies: list[float]) -> None:
-        self._to.task_ended(name, accuracies)
+        super().progress(share)

@@ -35,3 +35,25 @@ class Listener:
 
     def task_ended(self, name: str, accuracies: list[float]) -> None:
         """The task is learned; accuracies (percent) on the tasks that were measured now, this one last."""
+
+
+class Forwarding(Listener):
+    """Passes everything on to another listener; a base for those that change one thing on the way."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._to = listener
+
+    def task_started(self, index: int, name: str) -> None:
+        self._to.task_started(index, name)
+
+    def phase_started(self, name: str, epochs: int, done: int) -> None:
+        self._to.phase_started(name, epochs, done)
+
+    def progress(self, share: float) -> None:
+        self._to.progress(share)
+
+    def epoch_ended(self, report: EpochReport) -> None:
+        self._to.epoch_ended(report)
+
+    def task_ended(self, name: str, accuracies: list[float]) -> None:
+        self._to.task_ended(name, accuracies)
