@@ -163,12 +163,14 @@ def run(
     )
     at_once = how_many(together, plans)
 
-    def show(planned: RunConfig, record: dict[str, Any]) -> None:
+    records = []
+    for batch in [[plan] for plan in plans] if at_once == 1 else [plans]:
+        with terminal.progress(batch, quiet=as_json) as listeners:
+            finished = run_all(batch, out, listeners, checkpoint_seconds, at_once)
         if not as_json:
-            terminal.print_record(record, out / planned.folder)
-
-    with terminal.progress(plans, quiet=as_json) as listeners:
-        records = run_all(plans, out, listeners, checkpoint_seconds, at_once, show)
+            for planned, record in zip(batch, finished, strict=True):
+                terminal.print_record(record, out / planned.folder)
+        records += finished
     if as_json:
         print(json.dumps(records if len(records) > 1 else records[0], indent=1))
     elif len(records) > 1:

@@ -19,8 +19,6 @@ from exssnet.train.turns import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
 
-Done = Callable[[RunConfig, dict[str, Any]], None]
-
 
 def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
     """Runs at a time: a number, or `auto`."""
@@ -40,15 +38,12 @@ def run_all(
     listeners: Sequence[Listener],
     checkpoint_seconds: float,
     together: int = 1,
-    done: Done = lambda config, record: None,
 ) -> list[dict[str, Any]]:
-    """Make all runs, so many at a time; their records, in order. `done` hears of each as it ends."""
+    """Make all runs, so many at a time; their records, in order."""
     from exssnet.experiments.run import run
 
     def one(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        record = run(config, out, listener, checkpoint_seconds)
-        done(config, record)
-        return record
+        return run(config, out, listener, checkpoint_seconds)
 
     if together == 1:
         return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
