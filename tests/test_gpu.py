@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.core.networks import mlp, task
+from tests.stopping import cut_after
 from torch import nn
 
 from exssnet.core import reference
@@ -149,18 +150,8 @@ def test_runs_together_leave_the_records_of_runs_alone(tmp_path):
 def test_a_run_on_the_gpu_resumes_to_the_same_record(tmp_path, monkeypatch):
     config = resolve("split-digits", "exssnet+kkt", 0, tasks=3, mask_epochs=3, weight_epochs=3)
     whole = run_all([config], tmp_path / "whole", [Listener()], 1000.0)[0]
-    done = iter(range(8))
-    real = Trainer._epoch
-
-    def epoch(self, *arguments):
-        if next(done, None) is None:
-            raise SystemExit
-        return real(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_epoch", epoch)
-        with pytest.raises(SystemExit):
-            run_all([config], tmp_path / "cut", [Listener()], 0.0)
+    with cut_after(monkeypatch, 8):
+        run_all([config], tmp_path / "cut", [Listener()], 0.0)
     resumed = run_all([config], tmp_path / "cut", [Listener()], 0.0)[0]
     assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
 

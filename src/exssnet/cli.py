@@ -195,7 +195,7 @@ def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
     """The run of a config.yaml, as it was."""
     from exssnet.experiments.config import RunConfig
 
-    if any(other not in (None, "", False) or (other == 0 and other is not False) for other in others):
+    if any(other is not None and other is not False and other != "" for other in others):  # 0 is a setting
         raise InputError("--config repeats a run as it was: give no benchmark and no other settings with it")
     return [RunConfig.read(config)]
 

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import yaml
+from tests.stopping import cut_after
 
 from exssnet.errors import DataError, InputError, RunError
 from exssnet.experiments.config import RunConfig, resolve
@@ -154,26 +155,9 @@ def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
         run(short(select="best", seed=5), tmp_path)
 
 
-def stopped_after(tmp_path, monkeypatch, epochs, **changes):
-    """A run that a power cut stopped after so many epochs, with a checkpoint behind it."""
-    from exssnet.train.loop import Trainer
-
-    done = iter(range(epochs))
-    after = Trainer._epoch
-
-    def epoch(self, *arguments):
-        if next(done, None) is None:
-            raise SystemExit
-        return after(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_epoch", epoch)
-        with pytest.raises(SystemExit):
-            run(short(**changes), tmp_path, checkpoint_seconds=0)
-
-
 def test_a_resumed_run_counts_all_its_seconds(tmp_path, monkeypatch):
-    stopped_after(tmp_path, monkeypatch, 5)
+    with cut_after(monkeypatch, 5):
+        run(short(), tmp_path, checkpoint_seconds=0)
     record = run(short(), tmp_path)
     folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -185,7 +169,8 @@ def test_a_resumed_run_counts_all_its_seconds(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("what", ["data", "versions"])
 def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monkeypatch, what):
-    stopped_after(tmp_path, monkeypatch, 6)
+    with cut_after(monkeypatch, 6):
+        run(short(), tmp_path, checkpoint_seconds=0)
     module = "exssnet.experiments.run"
     if what == "versions":
         monkeypatch.setattr(f"{module}.versions", lambda: {"torch": "1.0"})
