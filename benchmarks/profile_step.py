@@ -19,10 +19,11 @@ def main() -> None:
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--multiple", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--search", action="store_true", help="let cuDNN search for its fastest algorithms")
     parser.add_argument("--rows", type=int, default=30)
     options = parser.parse_args()
     options.device, options.steps = "cuda", 20
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = options.search, not options.search
     data = images(options.network, "cuda", options.steps * options.batch_size)
     steps = steps_of(options.kind, options, data, options.compile, graph=True)
     order = torch.arange(options.steps * options.batch_size, device="cuda")

@@ -11,6 +11,7 @@ from torch import nn
 from exssnet.core import reference
 from exssnet.core.execution import CUDA, Execution
 from exssnet.core.layout import Layer, Layout
+from exssnet.core.loss import count, cross_entropy
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
 from exssnet.experiments.config import resolve
@@ -30,6 +31,8 @@ pytestmark = [
 
 if torch.cuda.is_available():
     from exssnet.core.selection_triton import TritonSelector
+    from exssnet.data.batch_triton import FusedBatch, fused
+    from exssnet.train.adam_triton import LONG, LongAdam
 
 
 WAYS = {
@@ -70,6 +73,79 @@ def test_selection_on_the_gpu_equals_the_reference_also_with_ties(levels, densit
         found.backward(inflow.cuda())
         expected = reference.score_gradient(scores, weights, inflow[places.long().cpu()])
         assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0)
+
+
+def test_selection_follows_scores_that_move_step_by_step():
+    """Most steps are known from the last threshold; ties and jumps between them must not confuse it."""
+    layout = layout_of([540, 230_400, 30_000])
+    keep = tuple(reference.keep(layer.size, 0.1) for layer in layout.layers)
+    places = torch.arange(layout.size, dtype=torch.int32, device="cuda")
+    selector = TritonSelector(layout, keep, places, layout.size)
+    draw = torch.Generator().manual_seed(0)
+    scores, weights, left = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
+    for step in range(12):
+        scores += 0.001 * torch.randn(layout.size, generator=draw)
+        if step == 8:
+            scores *= 3  # out of every window
+        if step >= 10:
+            scores = (100 * scores).round() / 100  # many equals
+        mask = torch.cat([reference.mask(piece, 0.1) for piece in layout.slices(scores)])
+        found = selector.masked_weights(scores.cuda(), weights.cuda(), torch.float32)
+        assert torch.equal(found.bool().cpu(), mask)
+        left.append(selector.left.tolist())
+    assert left[0] == left[8] == [2, 2, 2]
+    assert left[5] == [0, 0, 0]
+    assert left[11][1:] == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 7, 5)])
+def test_a_batch_in_one_launch_equals_the_plain_transforms_bit_for_bit(shape):
+    images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).cuda()
+    scale = Normalize.channels(1 / 255, (0.5, 0.4, 0.3)[: shape[0]], (0.2, 0.3, 0.25)[: shape[0]]).to("cuda")
+    rows = torch.randint(0, 50, (13,), device="cuda")
+    for steps in [(scale,), (HorizontalFlip(), scale), (RandomCrop(4), HorizontalFlip(), scale)]:
+        fast, plain = fused(images, Pipeline(steps)), Pipeline(steps)
+        assert isinstance(fast, FusedBatch)
+        assert torch.equal(fast(rows, None), plain(images[rows], None))
+        one, two = (torch.Generator("cuda").manual_seed(5) for _ in range(2))
+        assert torch.equal(fast(rows, one), plain(images[rows], two))
+    assert fused(images, Pipeline((RandomCrop(4), scale))) is None
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(64, 20), (1, 2), (300, 200), (5, 1000), (16, 5000)])
+def test_the_loss_and_its_count_equal_torchs(rows, classes):
+    draw = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(rows, classes, generator=draw)).cuda().requires_grad_()
+    labels = torch.randint(0, classes, (rows,), generator=draw).cuda()
+    loss, total = cross_entropy(logits, labels), torch.tensor([1.0, 2.0], device="cuda")
+    (2 * loss).backward()
+    found, logits.grad = logits.grad, None
+    expected = nn.functional.cross_entropy(logits, labels)
+    (2 * expected).backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, logits.grad, rtol=1e-4, atol=1e-7)
+    count(total, loss, logits, labels)
+    right = int((logits.argmax(1) == labels).sum())
+    assert total[1] == 2 + right
+    assert float(total[0]) == pytest.approx(1 + float(expected) * rows, rel=1e-5)
+
+
+def test_adam_for_long_vectors_equals_torchs():
+    sizes, draw = (LONG, 3 * LONG + 7, 5), torch.Generator().manual_seed(0)
+    start = [torch.randn(size, generator=draw).cuda() for size in sizes]
+    one, two = ([piece.clone().requires_grad_() for piece in start] for _ in range(2))
+    rate = torch.tensor(0.01, device="cuda")
+    ours, theirs = LongAdam(one, rate), torch.optim.Adam(two, rate.clone(), fused=True, capturable=True)
+    for step in range(30):
+        for p, q in zip(one, two, strict=True):
+            p.grad = (10 ** (-step / 5) * torch.randn(len(p), generator=draw)).cuda()
+            q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for p, q in zip(one, two, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
+    assert ours.state[one[0]]["step"] == 30
 
 
 def learned(execution, module, number=2, batch_size=32, **sizes):

@@ -111,8 +111,7 @@ class MaskedNetwork:
         """Logits [B, classes] of the module under these arranged weights and own tensors."""
         tensors = self._running(arranged, own, classes)
         fixed = self.frozen if training else tensors
-        # the loss and the choice of a class are never in a low precision
-        logits = self.runner.run(tensors, self._input(x), training=training, fixed=fixed).to(self.weights.dtype)
+        logits = self.runner.run(tensors, self._input(x), training=training, fixed=fixed)
         if logits.ndim != 2 or logits.shape[1] != classes:
             raise InputError(
                 f"the module returns shape {tuple(logits.shape)} for a task of {classes} classes: it must return "

@@ -50,8 +50,6 @@ class Runner:
     def run(self, tensors: dict[str, Tensor], x: Tensor, *, training: bool, fixed: Mapping[str, Tensor]) -> Tensor:
         """The module's output under these tensors; `fixed` are those that it must leave as they are."""
         tensors = {name: tensor for name, tensor in tensors.items() if name not in self._unread}
-        if self.execution.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
         versions = {name: tensor._version for name, tensor in fixed.items()}
         low = self.execution.autocast
         call: Call = self._call
@@ -101,8 +99,12 @@ class Runner:
         return baked.eval()
 
     def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        out = functional_call(self.skeleton, tensors, (x,))
-        return getattr(out, "logits", out)  # type: ignore[no-any-return]
+        if self.execution.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        output = functional_call(self.skeleton, tensors, (x,))
+        out: Tensor = getattr(output, "logits", output)
+        # the loss and the choice of a class are never in a low precision
+        return out if self.execution.autocast is None else out.float()
 
     def _set_training(self, training: bool) -> None:
         if self.skeleton.training != training:

@@ -3,14 +3,16 @@
 |s| is compared as an integer: the bits of a positive float are ordered like the float. Between two steps a layer's
 threshold moves little, so the first pass counts only the scores near the last one, in 2,048 bins, and how many lie
 above; the second counts the bin that holds the new threshold value by value; the third knows the threshold and writes
-the weights under the mask. The counts prove the answer exact. Where they do not (the threshold left the window, or
-several scores equal it and not all are wanted), a fourth pass does that layer anew by bisection, which is exact always.
-Nothing depends on a look at the values from the host, so all of it can be captured in a graph.
+the weights under the mask. The counts prove the answer exact. The fourth pass does the rest: where several scores equal
+the threshold and not all are wanted, it gives the places to the first of them; where the threshold left the window, it
+does the layer anew by bisection, which is exact always. Nothing depends on a look at the values from the host, so all
+of it can be captured in a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,11 +25,10 @@ from exssnet.core.layout import Layout
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 BLOCK = 2048  # scores that a program reads
 LONG = 8192  # scores that the one program of a layer reads at a time, where it does the layer anew
-BINS = tl.constexpr(2048)  # of both counting passes
-SHIFT = tl.constexpr(
-    11
-)  # a bin of the first pass holds 2^11 values, so the window about a quarter of the threshold each way
+BINS = tl.constexpr(2048)  # of both counting passes; at least 2^SHIFT
+SHIFT = tl.constexpr(9)  # a bin of the first pass holds 2^9 values: the window is 3 to 6 % of the threshold each way
 LARGEST = tl.constexpr(0x7FFFFFFF)
+DONE, TIED, UNKNOWN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # what the third pass leaves of a layer
 
 
 @jit
@@ -98,7 +99,7 @@ def _exact(
     known = (missing > 0) & (found >= 0)
     base = low + (found << SHIFT)
     value = _keys(scores, at, inside) - base
-    tl.atomic_add(fine + segment * BINS + value, 1, mask=known & inside & (value >= 0) & (value < BINS))
+    tl.atomic_add(fine + segment * BINS + value, 1, mask=known & inside & (value >> SHIFT == 0))
     if _is_first(block, segment, segments):
         tl.store(state + 2 * segment, tl.where(known, base, -1))
         tl.store(state + 2 * segment + 1, wanted)
@@ -107,68 +108,94 @@ def _exact(
 @jit
 def _write(
     scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, segments: tl.tensor, starts: tl.tensor,
-    stops: tl.tensor, fine: tl.tensor, state: tl.tensor, thresholds: tl.tensor, anew: tl.tensor, above: tl.tensor,
-    coarse: tl.tensor, BLOCK: tl.constexpr,
+    stops: tl.tensor, fine: tl.tensor, state: tl.tensor, thresholds: tl.tensor, left: tl.tensor, take: tl.tensor,
+    equals: tl.tensor, above: tl.tensor, coarse: tl.tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write the weights at or above the threshold, zeros for the others; say which layers must be done anew."""
+    """Write the weights above the threshold and, if all are wanted, at it; zeros for the others; say what is left."""
     block = tl.program_id(0)
     segment, at, inside = _place(block, segments, starts, stops, BLOCK)
     base = tl.load(state + 2 * segment)
     value, wanted, there = _bin(fine, segment, tl.load(state + 2 * segment + 1))
     threshold = base + value
-    known = (base >= 0) & (wanted == there)
-    values = tl.where(_keys(scores, at, inside) >= threshold, tl.load(weights + at, mask=inside, other=0.0), 0.0)
+    tied = wanted != there
+    keys = _keys(scores, at, inside)
+    chosen = (keys > threshold) | ((keys == threshold) & (tied == 0))
+    values = tl.where(chosen, tl.load(weights + at, mask=inside, other=0.0), 0.0)
     place = tl.load(places + at, mask=inside, other=0)
-    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside & known)
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside & (base >= 0))
+    tl.store(equals + block, tl.sum((keys == threshold).to(tl.int32), 0))
     if _is_first(block, segment, segments):
-        tl.store(anew + segment, tl.where(known, 0, 1))
+        tl.store(left + segment, tl.where(base >= 0, tl.where(tied, TIED, DONE), UNKNOWN))
+        tl.store(take + segment, wanted)
         tl.store(above + segment, 0)
         tl.store(coarse + segment * BINS + tl.arange(0, BINS), tl.zeros([BINS], tl.int32))
-        if known:
+        if base >= 0:
             tl.store(thresholds + segment, threshold)
 
 
 @jit
-def _do_anew(
-    scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, bounds: tl.tensor, keep: tl.tensor,
-    anew: tl.tensor, thresholds: tl.tensor, LONG: tl.constexpr,
+def _finish(
+    scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, segments: tl.tensor, starts: tl.tensor,
+    stops: tl.tensor, bounds: tl.tensor, first: tl.tensor, keep: tl.tensor, left: tl.tensor, take: tl.tensor,
+    equals: tl.tensor, thresholds: tl.tensor, BLOCK: tl.constexpr, LONG: tl.constexpr, MOST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program per layer that is not known: bisect the threshold, then write; the first of equal scores win."""
-    segment = tl.program_id(0)
-    if tl.load(anew + segment) == 1:
-        start, stop, wanted = tl.load(bounds + segment), tl.load(bounds + segment + 1), tl.load(keep + segment)
-        low = wanted * 0  # the largest value that at least `wanted` scores reach lies in low..high
-        high = low + LARGEST
-        while low < high:
-            middle = low + (high - low) // 2 + 1
-            count = wanted * 0
-            begin = start
-            while begin < stop:
-                at = begin + tl.arange(0, LONG)
-                count += tl.sum((_keys(scores, at, at < stop) >= middle).to(tl.int32), 0)
-                begin += LONG
-            low = tl.where(count >= wanted, middle, low)
-            high = tl.where(count >= wanted, high, middle - 1)
-        larger = wanted * 0
+    """Do what the third pass left: share out the places among equals, or do a layer anew."""
+    block = tl.program_id(0)
+    segment, at, inside = _place(block, segments, starts, stops, BLOCK)
+    todo = tl.load(left + segment)
+    if todo == TIED:
+        here = tl.load(equals + block)
+        if here > 0:
+            before = tl.load(first + segment) + tl.arange(0, MOST)  # the layer's blocks before this one
+            earlier = tl.sum(tl.load(equals + before, mask=before < block, other=0), 0)
+            equal = _keys(scores, at, inside) == tl.load(thresholds + segment)
+            chosen = equal & (earlier + tl.cumsum(equal.to(tl.int32), 0) <= tl.load(take + segment))
+            values = tl.load(weights + at, mask=chosen, other=0.0)
+            place = tl.load(places + at, mask=chosen, other=0)
+            tl.store(out + place, values.to(out.dtype.element_ty), mask=chosen)
+    elif (todo == UNKNOWN) & _is_first(block, segment, segments):
+        start, stop = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+        _do_anew(scores, weights, out, places, start, stop, tl.load(keep + segment), thresholds + segment, LONG)
+
+
+@jit
+def _do_anew(
+    scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, start: tl.tensor, stop: tl.tensor,
+    wanted: tl.tensor, threshold: tl.tensor, LONG: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program does a whole layer: bisect the threshold, then write; the first of equal scores win."""
+    low = wanted * 0  # the largest value that at least `wanted` scores reach lies in low..high
+    high = low + LARGEST
+    while low < high:
+        middle = low + (high - low) // 2 + 1
+        count = wanted * 0
         begin = start
         while begin < stop:
             at = begin + tl.arange(0, LONG)
-            larger += tl.sum((_keys(scores, at, at < stop) > low).to(tl.int32), 0)
+            count += tl.sum((_keys(scores, at, at < stop) >= middle).to(tl.int32), 0)
             begin += LONG
-        equals = wanted - larger
-        begin = start
-        while begin < stop:
-            at = begin + tl.arange(0, LONG)
-            inside = at < stop
-            keys = _keys(scores, at, inside)
-            equal = (keys == low).to(tl.int32)
-            chosen = (keys > low) | ((equal > 0) & (tl.cumsum(equal, 0) <= equals))
-            values = tl.where(chosen, tl.load(weights + at, mask=inside, other=0.0), 0.0)
-            place = tl.load(places + at, mask=inside, other=0)
-            tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
-            equals -= tl.sum(equal, 0)
-            begin += LONG
-        tl.store(thresholds + segment, low)
+        low = tl.where(count >= wanted, middle, low)
+        high = tl.where(count >= wanted, high, middle - 1)
+    larger = wanted * 0
+    begin = start
+    while begin < stop:
+        at = begin + tl.arange(0, LONG)
+        larger += tl.sum((_keys(scores, at, at < stop) > low).to(tl.int32), 0)
+        begin += LONG
+    equals = wanted - larger
+    begin = start
+    while begin < stop:
+        at = begin + tl.arange(0, LONG)
+        inside = at < stop
+        keys = _keys(scores, at, inside)
+        equal = (keys == low).to(tl.int32)
+        chosen = (keys > low) | ((equal > 0) & (tl.cumsum(equal, 0) <= equals))
+        values = tl.where(chosen, tl.load(weights + at, mask=inside, other=0.0), 0.0)
+        place = tl.load(places + at, mask=inside, other=0)
+        tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+        equals -= tl.sum(equal, 0)
+        begin += LONG
+    tl.store(threshold, low)
 
 
 @jit
@@ -202,12 +229,16 @@ class TritonSelector:
         self.grid = (len(blocks),)
         self.layers = len(layout.layers)
         self.bounds = torch.tensor([0, *(layer.stop for layer in layout.layers)], dtype=torch.int32, device=device)
+        counts = [-(-layer.size // BLOCK) for layer in layout.layers]
+        self.first = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)  # block of each layer
+        self.most = triton.next_power_of_2(max(counts))
+        self.equals = torch.zeros(len(blocks), dtype=torch.int32, device=device)
         self.keep = torch.tensor(keep, dtype=torch.int32, device=device)
         self.places = places  # int32 [n]: where each weight is written
         self.size = size  # of what is written to; where no weight goes stays zero
         self._written: dict[torch.dtype, Tensor] = {}
         self.coarse, self.fine = self._counters(BINS.value), self._counters(BINS.value)
-        self.above, self.anew, self.state = self._counters(1), self._counters(1), self._counters(2)
+        self.above, self.left, self.take, self.state = (self._counters(each) for each in (1, 1, 1, 2))
         self.thresholds = self._counters(1)  # of the step before, as bits of |s|
 
     def _counters(self, each: int) -> Tensor:
@@ -220,12 +251,12 @@ class TritonSelector:
         _near[self.grid](scores, *blocks, self.thresholds, *counts, BLOCK=BLOCK)
         _exact[self.grid](scores, *blocks, self.thresholds, self.keep, *counts, self.state, BLOCK=BLOCK)
         _write[self.grid](
-            scores, weights, out, self.places, *blocks, self.fine, self.state, self.thresholds, self.anew,
-            self.above, self.coarse, BLOCK=BLOCK,
+            scores, weights, out, self.places, *blocks, self.fine, self.state, self.thresholds, self.left, self.take,
+            self.equals, self.above, self.coarse, BLOCK=BLOCK,
         )  # fmt: skip
-        _do_anew[(self.layers,)](
-            scores, weights, out, self.places, self.bounds, self.keep, self.anew, self.thresholds, LONG=LONG,
-            num_warps=16,
+        _finish[self.grid](
+            scores, weights, out, self.places, *blocks, self.bounds, self.first, self.keep, self.left, self.take,
+            self.equals, self.thresholds, BLOCK=BLOCK, LONG=LONG, MOST=self.most, num_warps=16,
         )  # fmt: skip
 
     def masked_weights(self, scores: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:

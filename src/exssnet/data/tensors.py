@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,14 +42,28 @@ class TensorData(Data):
         self._inputs = inputs.on(labels.device)
         self._rows = rows.to(labels.device)
         self._transform = (transform or Pipeline()).to(labels.device)
+        self._fused = _fused(self._inputs, self._transform)
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        x = self._inputs.index_select(0, self._rows[index])
-        x = self._transform(x, generator)
+        rows = self._rows[index]
+        if self._fused is not None:
+            return self._fused(rows, generator), self.labels[index]
+        x = self._transform(self._inputs.index_select(0, rows), generator)
         return x.float() if x.dtype == torch.uint8 else x, self.labels[index]
 
     def to(self, device: str | torch.device) -> TensorData:
         return TensorData(self._shared, self._rows, self.labels.to(device), self.classes, self._transform)
+
+
+def _fused(inputs: Tensor, transform: Transform) -> Callable[[Tensor, torch.Generator | None], Tensor] | None:
+    """Gathering and transforming in one launch, where the device and the pipeline have it."""
+    if not inputs.is_cuda:
+        return None
+    try:
+        from exssnet.data.batch_triton import fused
+    except ImportError:
+        return None
+    return fused(inputs, transform)
 
 
 class TensorSplit(Split):

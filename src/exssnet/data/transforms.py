@@ -74,13 +74,17 @@ class RandomCrop:
         if generator is None:
             return x
         count, channels, height, width = x.shape
-        corner = torch.randint(2 * self.padding + 1, (2, count, 1), generator=generator, device=x.device)
+        corner = self.draw(count, generator)
         rows = corner[0] + torch.arange(height, device=x.device)  # [B, H]
         columns = corner[1] + torch.arange(width, device=x.device)  # [B, W]
         image = torch.arange(count, device=x.device).view(-1, 1, 1, 1)
         channel = torch.arange(channels, device=x.device).view(1, -1, 1, 1)
         padded = functional.pad(x, [self.padding] * 4)
         return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Where each image is cut from the padded one: upper and left edge, [2, count, 1]."""
+        return torch.randint(2 * self.padding + 1, (2, count, 1), generator=generator, device=generator.device)
 
     def to(self, device: str | torch.device) -> RandomCrop:
         return self
@@ -93,8 +97,11 @@ class HorizontalFlip:
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         if generator is None:
             return x
-        flipped = torch.rand(len(x), generator=generator, device=x.device) < 0.5
-        return torch.where(flipped.view(-1, 1, 1, 1), x.flip(-1), x)
+        return torch.where(self.draw(len(x), generator).view(-1, 1, 1, 1), x.flip(-1), x)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Which images are mirrored, bool [count]."""
+        return torch.rand(count, generator=generator, device=generator.device) < 0.5
 
     def to(self, device: str | torch.device) -> HorizontalFlip:
         return self

@@ -45,17 +45,18 @@ def run_all(
     def one(config: RunConfig, listener: Listener) -> dict[str, Any]:
         return run(config, out, listener, checkpoint_seconds)
 
-    if together == 1:
-        return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
-    return _on_streams(one, configs, listeners, together)
+    return each(one, configs, listeners, together)
 
 
-def _on_streams(
+def each(
     one: Callable[[RunConfig, Listener], dict[str, Any]],
     configs: Sequence[RunConfig],
     listeners: Sequence[Listener],
-    together: int,
+    together: int = 1,
 ) -> list[dict[str, Any]]:
+    """What `one` makes of every configuration, so many at a time, in order."""
+    if together == 1:
+        return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
     import torch
 
     from exssnet.experiments.benchmarks import stream

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from exssnet.core.execution import Execution
+from exssnet.core.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.task import Task
 

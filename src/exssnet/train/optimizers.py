@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -15,7 +16,13 @@ OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
 
 
 def _adam(parameters: list[Tensor], lr: float) -> Optimizer:
-    return torch.optim.Adam(parameters, _rate(parameters, lr), fused=True, capturable=parameters[0].is_cuda)
+    rate = _rate(parameters, lr)
+    if isinstance(rate, Tensor) and all(parameter.dtype == torch.float32 for parameter in parameters):
+        with suppress(ImportError):
+            from exssnet.train.adam_triton import LongAdam
+
+            return LongAdam(parameters, rate)
+    return torch.optim.Adam(parameters, rate, fused=True, capturable=parameters[0].is_cuda)
 
 
 def _adamw(parameters: list[Tensor], lr: float) -> Optimizer:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from exssnet.core.loss import count
 from exssnet.data.task import Data
 from exssnet.methods.base import Batch, Method, Phase
 from exssnet.train.turns import lending_the_turn
@@ -56,9 +57,7 @@ class Steps:
         self.method.after_backward()
         self.optimizer.step()
         assert batch.logits is not None
-        with torch.no_grad():
-            self.total[0] += loss.detach() * len(index)
-            self.total[1] += (batch.logits.detach().argmax(1) == batch.y).sum()
+        count(self.total, loss, batch.logits, batch.y)
 
 
 class GraphSteps(Steps):

@@ -1,0 +1,39 @@
+"""The loss of classification and the count of right answers; on a GPU in a launch each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over the batch."""
+    if _fast(logits):
+        from exssnet.core.loss_triton import CrossEntropy
+
+        loss: Tensor = CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+        return loss
+    return functional.cross_entropy(logits, labels)
+
+
+def count(total: Tensor, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+    """Add a batch to the totals [2]: its summed loss, its right answers."""
+    with torch.no_grad():
+        if _fast(logits):
+            from exssnet.core import loss_triton
+
+            loss_triton.count(total, loss, logits, labels)
+            return
+        total[0] += loss.detach() * len(labels)
+        total[1] += (logits.detach().argmax(1) == labels).sum()
+
+
+def _fast(logits: Tensor) -> bool:
+    if not logits.is_cuda:
+        return False
+    try:
+        from exssnet.core.loss_triton import fits
+    except ImportError:
+        return False
+    return fits(logits)
