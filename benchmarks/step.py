@@ -65,7 +65,7 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData, compiled:
     method.to(options.device)
     low = torch.bfloat16 if options.precision == "bf16" else None
     method.network.execute(
-        Execution(low, options.channels_last, options.multiple, options.batch_size if compiled else 0)
+        Execution(low, options.channels_last, options.multiple, options.narrow, options.batch_size if compiled else 0)
     )
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
@@ -98,6 +98,9 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--multiple", type=int, default=1, help="fill channels up to a multiple of this")
+    parser.add_argument(
+        "--narrow", type=int, default=0, help="our kernels for convolutions of at most so many channels"
+    )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--no-search", action="store_true", help="take cuDNN's first choice of algorithms")

@@ -14,6 +14,7 @@ from exssnet.models import build
 WAYS = {
     "channels last": Execution(channels_last=True),
     "filled channels": Execution(channels_last=True, channel_multiple=8),
+    "narrow, others filled": Execution(channels_last=True, channel_multiple=8, narrow=16),
 }
 
 

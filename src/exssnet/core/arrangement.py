@@ -7,20 +7,24 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from exssnet.core import side
 from exssnet.core.layout import Layer, Layout
 
 
 class Arrangement:
     """Where each weight of a layout goes."""
 
-    def __init__(self, layout: Layout, channels_last: bool, multiple: int, device: torch.device) -> None:
-        self._channels_last, self._multiple = channels_last, multiple
+    def __init__(
+        self, layout: Layout, channels_last: bool, multiple: int, device: torch.device, unfilled: Collection[str] = ()
+    ) -> None:
+        self._channels_last, self._multiple, self._unfilled = channels_last, multiple, unfilled
         self._layers = layout.layers
         self._sizes = [prod(self._shape(layer)) for layer in layout.layers]
         self.size = sum(self._sizes)
@@ -44,11 +48,12 @@ class Arrangement:
         return {layer.name: piece for layer, piece in self._pieces(arranged)}
 
     def _pieces(self, arranged: Tensor) -> list[tuple[Layer, Tensor]]:
-        pieces = zip(self._layers, torch.split(arranged, self._sizes), strict=True)
+        cut: tuple[Tensor, ...] = _Cut.apply(arranged, self._sizes)  # type: ignore[no-untyped-call]
+        pieces = zip(self._layers, cut, strict=True)
         return [(layer, self._view(layer, piece)) for layer, piece in pieces]
 
     def _shape(self, layer: Layer) -> tuple[int, ...]:
-        if not self._is_convolution(layer):
+        if not self._is_convolution(layer) or layer.name in self._unfilled:
             return layer.shape
         return _up(layer.shape[0], self._multiple), _up(layer.shape[1], self._multiple), *layer.shape[2:]
 
@@ -78,6 +83,19 @@ class _Place(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (places,) = ctx.saved_tensors
         return gradients[0][places], None, None
+
+
+class _Cut(torch.autograd.Function):
+    """Split forward; backward the pieces' gradients are put together, once all of them are there."""
+
+    @staticmethod
+    def forward(ctx: Any, arranged: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        return torch.split(arranged, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        side.join()
+        return torch.cat(gradients), None
 
 
 def _up(count: int, multiple: int) -> int:

@@ -92,8 +92,9 @@ class MaskedNetwork:
         """Compute this way from now on."""
         convolutions = [layer.name.rpartition(".")[0] for layer in self.layout.layers if layer.convolution]
         self.runner.execute(execution, convolutions)
+        unfilled = {f"{name}.weight" for name in self.runner.narrow}
         self.arrangement = Arrangement(
-            self.layout, execution.channels_last, execution.channel_multiple, self.weights.device
+            self.layout, execution.channels_last, execution.channel_multiple, self.weights.device, unfilled
         )
         self._arranged: tuple[str, Tensor] | None = None  # of the task asked for last
 

@@ -5,57 +5,89 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from exssnet.core import convolution
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.errors import InputError
 
 Call = Callable[[dict[str, Tensor], Tensor], Tensor]
+Options = dict[str, str | int | bool | Callable[..., Any]]
+
+
+class _Form:
+    """The skeleton in the form of one execution, and what was compiled of it."""
+
+    def __init__(self, skeleton: nn.Module, execution: Execution, convolutions: Collection[str]) -> None:
+        self.skeleton, self.execution = skeleton, execution
+        self.narrow = convolution.fit(skeleton, convolutions, execution)
+        self.lock = threading.RLock()  # tensors are swapped into the one skeleton
+        self.compiled: Call | None = None
+        if execution.compiled_batch:
+            limit = torch._dynamo.config.recompile_limit
+            torch._dynamo.config.recompile_limit = max(limit, 1000)  # every network is compiled for itself
+            # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line
+            options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False}
+            self.compiled = torch.compile(self.call, dynamic=False, options=options)
+
+    def call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        if self.execution.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        output = functional_call(self.skeleton, tensors, (x,))
+        out: Tensor = getattr(output, "logits", output)
+        # the loss and the choice of a class are never in a low precision
+        return out if self.execution.autocast is None else out.float()
+
+
+_forms: dict[Execution, _Form] = {}  # of the executions that name a structure: shared by all networks that have it
 
 
 class Runner:
     """A copy of a module that holds no numbers: structure only, on the `meta` device."""
 
     def __init__(self, module: nn.Module, still: tuple[str, ...]) -> None:
-        self.skeleton = _skeleton(module)
-        self._unread = _take_out_unread(self.skeleton)
+        self._skeleton = _skeleton(module)
+        self._unread = _take_out_unread(self._skeleton)
         self._still = still  # submodules that stay in evaluation mode
-        self._one_at_a_time = threading.RLock()  # tensors are swapped into the one skeleton
         self.execute(PLAIN)
 
     def execute(self, execution: Execution, convolutions: Collection[str] = ()) -> None:
-        """Compute this way from now on; `convolutions` are the layers whose channels may be filled up."""
-        self.execution = execution
-        for part in self.skeleton.modules():
-            if type(part) is _FilledConv2d:
-                part.__class__ = nn.Conv2d  # type: ignore[assignment]
-        if execution.channel_multiple > 1:
-            for name in convolutions:
-                self.skeleton.get_submodule(name).__class__ = _FilledConv2d
-        self._compiled: Call | None = None
-        if execution.compiled_batch:
-            limit = torch._dynamo.config.recompile_limit
-            torch._dynamo.config.recompile_limit = max(limit, 1000)  # every network is compiled for itself
-            self._compiled = torch.compile(self._call, dynamic=False)
+        """Compute this way from now on; `convolutions` are the layers whose form may be chosen."""
+        form = _forms.get(execution)
+        if form is None:
+            form = _Form(copy.deepcopy(self._skeleton), execution, convolutions)
+            if execution.structure:
+                form = _forms.setdefault(execution, form)
+        self._form = form
+
+    @property
+    def execution(self) -> Execution:
+        return self._form.execution
+
+    @property
+    def narrow(self) -> set[str]:
+        """The convolutions that are not filled up."""
+        return self._form.narrow
 
     @property
     def capturable(self) -> bool:
         """Whether a step can be part of a CUDA graph: a norm layer without a momentum reads its counter on the host."""
-        norms = (part for part in self.skeleton.modules() if isinstance(part, nn.modules.batchnorm._NormBase))
+        norms = (part for part in self._skeleton.modules() if isinstance(part, nn.modules.batchnorm._NormBase))
         return all(norm.momentum is not None or not norm.track_running_stats for norm in norms)
 
     def run(self, tensors: dict[str, Tensor], x: Tensor, *, training: bool, fixed: Mapping[str, Tensor]) -> Tensor:
         """The module's output under these tensors; `fixed` are those that it must leave as they are."""
         tensors = {name: tensor for name, tensor in tensors.items() if name not in self._unread}
         versions = {name: tensor._version for name, tensor in fixed.items()}
-        low = self.execution.autocast
-        call: Call = self._call
-        if training and self._compiled is not None and len(x) == self.execution.compiled_batch:
-            call = self._compiled  # an epoch's last, smaller batch is not worth a compilation
-        with self._one_at_a_time, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
+        form, low = self._form, self.execution.autocast
+        call: Call = form.call
+        if training and form.compiled is not None and len(x) == self.execution.compiled_batch:
+            call = form.compiled  # an epoch's last, smaller batch is not worth a compilation
+        with form.lock, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
             self._set_training(training)
             out = call(tensors, x)
         for name, version in versions.items():
@@ -69,8 +101,10 @@ class Runner:
     def inputs_of(self, layer: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """What a layer sees in evaluation mode."""
         seen: list[Tensor] = []
-        with self._one_at_a_time:
-            hook = self.skeleton.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        with self._form.lock:
+            hook = self._form.skeleton.get_submodule(layer).register_forward_pre_hook(
+                lambda _, args: seen.append(args[0])
+            )
             try:
                 self.run(tensors, x, training=False, fixed=tensors)
             finally:
@@ -79,10 +113,7 @@ class Runner:
 
     def bake(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A plain module with these tensors in it, in evaluation mode; tied tensors stay tied."""
-        baked = copy.deepcopy(self.skeleton)
-        for part in baked.modules():
-            if type(part) is _FilledConv2d:
-                part.__class__ = nn.Conv2d  # type: ignore[assignment]
+        baked = copy.deepcopy(self._skeleton)
         parameters = {
             id(old): nn.Parameter(tensors[name].detach().clone(), old.requires_grad)
             for name, old in baked.named_parameters()
@@ -98,19 +129,12 @@ class Runner:
                 owner._buffers[name] = buffers[id(buffer)]
         return baked.eval()
 
-    def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        if self.execution.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        output = functional_call(self.skeleton, tensors, (x,))
-        out: Tensor = getattr(output, "logits", output)
-        # the loss and the choice of a class are never in a low precision
-        return out if self.execution.autocast is None else out.float()
-
     def _set_training(self, training: bool) -> None:
-        if self.skeleton.training != training:
-            self.skeleton.train(training)
+        skeleton = self._form.skeleton
+        if skeleton.training != training:
+            skeleton.train(training)
             for name in self._still:
-                self.skeleton.get_submodule(name).eval()
+                skeleton.get_submodule(name).eval()
 
 
 def _take_out_unread(skeleton: nn.Module) -> set[str]:
@@ -125,20 +149,6 @@ def _take_out_unread(skeleton: nn.Module) -> set[str]:
             unread.add(f"{name}.num_batches_tracked" if name else "num_batches_tracked")
             part.num_batches_tracked = None
     return unread
-
-
-class _FilledConv2d(nn.Conv2d):
-    """A convolution whose weight comes with more channels than it has, all zero: filled up to suit the hardware."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        missing = self.weight.shape[1] - input.shape[1]
-        if missing:
-            input = nn.functional.pad(input, (0, 0, 0, 0, 0, missing))
-        bias = self.bias
-        if bias is not None:
-            bias = nn.functional.pad(bias, (0, self.weight.shape[0] - len(bias)))
-        out: Tensor = self._conv_forward(input, self.weight, bias)
-        return out[:, : self.out_channels]
 
 
 def _skeleton(module: nn.Module) -> nn.Module:

@@ -39,7 +39,7 @@ def run(
     record = folder.results()
     if record is not None:
         return record
-    with _computing(config):
+    with computing(config):
         stream, method = prepare(config)
         with folder.writing():
             record = folder.results()  # another process may have finished it while we prepared
@@ -59,7 +59,8 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
         module = build(config.network, stream.input_shape, stream.max_classes, config.width)
     method = kind(module, settings, config.seed, config.head)
     method.to(config.device)
-    method.execute(_execution(config))
+    structure = f"{config.network} {stream.input_shape} {stream.max_classes} {config.width} {config.head}"
+    method.execute(replace(_execution(config), structure=structure))
     return stream, method
 
 
@@ -67,9 +68,11 @@ def _execution(config: RunConfig) -> Execution:
     """The fast way to compute on the device."""
     if config.device == "cpu":
         return CPU
+    low = config.precision == "bf16"
     return replace(
         CUDA,
-        autocast=torch.bfloat16 if config.precision == "bf16" else None,
+        autocast=torch.bfloat16 if low else None,
+        narrow=CUDA.narrow if low else 0,
         compiled_batch=config.batch_size if config.compile == "on" else 0,
     )
 
@@ -236,10 +239,13 @@ class _Logged(Forwarding):
 
 
 @contextmanager
-def _computing(config: RunConfig) -> Iterator[None]:
+def computing(config: RunConfig) -> Iterator[None]:
     """The run's device and threads, and only algorithms that give the same bits every time; all put back afterwards."""
     if config.device != "cpu":
-        with torch.cuda.device(config.device), torch.backends.cudnn.flags(benchmark=False, deterministic=True):
+        always_the_same = torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+        )
+        with torch.cuda.device(config.device), always_the_same:
             yield
         return
     threads = torch.get_num_threads()

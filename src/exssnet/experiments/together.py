@@ -60,6 +60,7 @@ def each(
     import torch
 
     from exssnet.experiments.benchmarks import stream
+    from exssnet.experiments.run import computing
 
     for config in configs:
         stream(config)[0].train.to(config.device)  # the shared copy of the data, before any stream reads it
@@ -70,7 +71,8 @@ def each(
         with taking_turns(), torch.cuda.stream(torch.cuda.Stream(config.device)):  # type: ignore[no-untyped-call]
             return one(config, Stoppable(listener, stop))
 
-    with ThreadPoolExecutor(together) as pool:
+    # the settings of the libraries are the whole process's: they stay until the last run has ended
+    with computing(configs[0]), ThreadPoolExecutor(together) as pool:
         runs = [pool.submit(on_a_stream, *pair) for pair in zip(configs, listeners, strict=True)]
         try:
             wait(runs, return_when=FIRST_EXCEPTION)

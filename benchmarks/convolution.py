@@ -1,0 +1,176 @@
+"""What the convolutions of ResNet-18 (width 20, batch 64) cost: our kernels against cuDNN's, each in a captured graph.
+
+    python benchmarks/convolution.py [--sweep] [--json FILE]
+
+cuDNN gets bfloat16, channels-last tensors with channels filled up to a multiple of 8, and takes its first deterministic
+choice, as runs do. `--sweep` also tries other tiles for every shape and prints the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from exssnet.core import convolution_triton as ours
+from exssnet.core.convolution_triton import Tile
+from exssnet.experiments.run import device_name, versions
+
+Shape = tuple[int, int, int, int, int]  # inputs, outputs, size of the image, kernel, stride
+SHAPES: dict[Shape, int] = {  # and how often it occurs
+    (3, 20, 32, 3, 1): 1,
+    (20, 20, 32, 3, 1): 4,
+    (20, 40, 32, 3, 2): 1,
+    (20, 40, 32, 1, 2): 1,
+    (40, 40, 16, 3, 1): 3,
+    (40, 80, 16, 3, 2): 1,
+    (40, 80, 16, 1, 2): 1,
+    (80, 80, 8, 3, 1): 3,
+    (80, 160, 8, 3, 2): 1,
+    (80, 160, 8, 1, 2): 1,
+    (160, 160, 4, 3, 1): 3,
+}
+KINDS = ("forward", "input", "weight")
+
+
+def call(kind: str, shape: Shape, batch: int, tile: Tile | None) -> Callable[[], Tensor]:
+    inputs, outputs, size, kernel, stride = shape
+    padding, small = kernel // 2, (size - 1) // stride + 1
+    x, g, w = _low(batch, inputs, size, size), _low(batch, outputs, small, small), _low(outputs, inputs, kernel, kernel)
+    if kind == "forward":
+        return lambda: ours.forward(x, w, stride, padding, tile)
+    if kind == "input":
+        return lambda: ours.input_gradient(g, w, size, size, stride, padding, tile)
+    return lambda: ours.weight_gradient(g, x, kernel, stride, padding, tile)
+
+
+def cudnn(kind: str, shape: Shape, batch: int) -> Callable[[], object]:
+    inputs, outputs, size, kernel, stride = shape
+    inputs, outputs = -(-inputs // 8) * 8, -(-outputs // 8) * 8
+    padding, small = kernel // 2, (size - 1) // stride + 1
+    x, g, w = _low(batch, inputs, size, size), _low(batch, outputs, small, small), _low(outputs, inputs, kernel, kernel)
+    if kind == "forward":
+        return lambda: torch.conv2d(x, w, stride=stride, padding=padding)
+    wanted = [kind == "input", kind == "weight", False]
+    geometry = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+    return lambda: torch.ops.aten.convolution_backward(g, x, w, None, *geometry, wanted)
+
+
+def _low(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").to(torch.bfloat16, memory_format=torch.channels_last)
+
+
+def microseconds(function: Callable[[], object], times: int = 20) -> float:
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            function()
+    found = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - started) / (5 * times))
+    return 1e6 * min(found)
+
+
+def tiles(kind: str, shape: Shape, batch: int) -> list[Tile]:
+    inputs, outputs, size, _, stride = shape
+    small = (size - 1) // stride + 1
+    channels, columns = (inputs, outputs) if kind == "forward" else (outputs, inputs)
+    if kind != "weight":
+        deepest = max(16, 1 << (channels - 1).bit_length())
+        wide = (32,) if columns <= 32 else (32, 64)
+        return [
+            Tile(rows, column, depth, warps)
+            for rows, column, depth in product((32, 64, 128), wide, (16, 32, 64, 128))
+            if deepest // 3 <= depth <= deepest
+            for warps in ((2, 4) if rows < 128 else (4, 8))
+        ]
+    rows = batch * small * small
+    return [
+        Tile(row, column, depth, warps, parts=parts)
+        for row, column, depth, warps in product(
+            (32, 64) if outputs > 32 else (32,), (32, 64) if inputs > 32 else (32,) if inputs > 3 else (16,),
+            (32, 64, 128), (2, 4),
+        )
+        for parts in (1, 4, 8, 16, 32, 64, 128)
+        if rows // parts >= 2 * depth
+    ]  # fmt: skip
+
+
+def build_ahead(job: tuple[str, Shape, int, Tile]) -> None:
+    """Compile in another process; the compiler keeps what it made on disk."""
+    try:
+        call(*job)()
+    except Exception as error:  # a tile too large for the chip is no candidate
+        print("left out:", job, type(error).__name__, flush=True)
+
+
+def sweep(kind: str, shape: Shape, batch: int) -> tuple[Tile, float]:
+    found = {}
+    for tile in tiles(kind, shape, batch):
+        try:
+            found[tile] = microseconds(call(kind, shape, batch, tile))
+        except Exception:
+            continue
+    best = min(found, key=lambda tile: found[tile])
+    return best, found[best]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    batch = options.batch_size
+    if options.sweep:
+        once = {(kind, shape, batch, tile._replace(parts=min(tile.parts, 4)))
+                for shape in SHAPES for kind in KINDS for tile in tiles(kind, shape, batch)}  # fmt: skip
+        with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+            pool.map(build_ahead, sorted(once), chunksize=4)
+
+    rows, sums = [], {"ours": 0.0, "cudnn": 0.0, "best": 0.0}
+    print("in → out, image, kernel, stride   kind      ours µs   cuDNN µs   best tile")
+    for (shape, often), kind in product(SHAPES.items(), KINDS):
+        if kind == "input" and shape[0] == 3:
+            continue  # nobody asks for the gradient of an image
+        row = {"shape": shape, "kind": kind, "ours": microseconds(call(kind, shape, batch, None)),
+               "cudnn": microseconds(cudnn(kind, shape, batch))}  # fmt: skip
+        best = ""
+        if options.sweep:
+            tile, row["best"] = sweep(kind, shape, batch)
+            row["tile"] = list(tile)
+            best = f"{row['best']:6.1f} {tuple(tile)}"
+        rows.append(row)
+        for name in sums:
+            sums[name] += often * row.get(name, 0.0)
+        print(f"{shape!s:32} {kind:8} {row['ours']:9.1f} {row['cudnn']:10.1f}   {best}", flush=True)
+    print("a step's convolutions, µs:", {name: round(value) for name, value in sums.items()})
+    if options.json:
+        record = {
+            "batch_size": batch,
+            "rows": rows,
+            "sums": sums,
+            "versions": versions(),
+            "device": device_name("cuda"),
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
