@@ -1,0 +1,72 @@
+"""SplitCIFAR100 with ExSSNeT, 5 × (50 + 50) epochs, batch 64: wall time from the command to the last record.
+
+    python benchmarks/split_cifar100.py --runs 1
+    python benchmarks/split_cifar100.py --runs 8
+
+Starts `exssnet run` as a user would, in a process of its own, with so many seeds together. The caches of the compiler
+and of the data are as they are found: give --empty-caches to start without any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from exssnet.experiments.run import device_name, versions
+
+CACHES = {"EXSSNET_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--together", default="auto")
+    parser.add_argument("--method", default="exssnet")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--epochs", type=int, default=50, help="a phase; the targets are for 50")
+    parser.add_argument("--empty-caches", action="store_true")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as folder:
+        out, environment = options.keep or Path(folder, "runs"), dict(os.environ)
+        if options.empty_caches:
+            environment |= {name: str(Path(folder, place)) for name, place in CACHES.items()}
+        seeds = ",".join(str(seed) for seed in range(options.runs))
+        epochs = ["--mask-epochs", str(options.epochs), "--weight-epochs", str(options.epochs)]
+        command = [sys.executable, "-m", "exssnet", "run", "split-cifar100", "--method", options.method, "--seeds",
+                   seeds, "--together", options.together, "--precision", options.precision, *epochs,
+                   "--out", str(out), "--json"]  # fmt: skip
+        started = time.perf_counter()
+        found = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        wall = time.perf_counter() - started
+    records = json.loads(found.stdout)
+    records = records if isinstance(records, list) else [records]
+
+    inside = [record["seconds"]["total"] for record in records]
+    tasks = [task for record in records for task in record["seconds"]["tasks"]]
+    spent = {name: sum(task.get(name, 0.0) for task in tasks) / len(records) for name in tasks[0]}
+    share = 100 * sum(task["evaluation"] for task in tasks) / sum(inside)
+    accuracies = [record["average_accuracy"] for record in records]
+    print(f"{options.runs} runs of 5 × ({options.epochs} + {options.epochs}) epochs, {records[0]['device']}")
+    print(f"wall time {wall:.1f} s, {wall / options.runs:.1f} s a run")
+    print(f"in a run {sum(inside) / len(inside):.1f} s: " + ", ".join(f"{n} {s:.1f} s" for n, s in spent.items()))
+    print(f"evaluation {share:.2f} % of a run; average accuracy {sum(accuracies) / len(accuracies):.2f} %")
+    if options.json:
+        record = {
+            "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches, "wall_s": wall,
+            "wall_s_a_run": wall / options.runs, "in_run_s": inside, "spent_s": spent, "evaluation_percent": share,
+            "accuracies": accuracies, "versions": versions(), "device": device_name("cuda"),
+        }  # fmt: skip
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
