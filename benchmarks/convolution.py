@@ -87,28 +87,27 @@ def microseconds(function: Callable[[], object], times: int = 20) -> float:
 
 
 def tiles(kind: str, shape: Shape, batch: int) -> list[Tile]:
-    inputs, outputs, size, _, stride = shape
-    small = (size - 1) // stride + 1
-    channels, columns = (inputs, outputs) if kind == "forward" else (outputs, inputs)
+    """Candidates for a sweep."""
+    inputs, outputs, size, kernel, stride = shape
+    rows = batch * ((size - 1) // stride + 1) ** 2
+    channels, columns = (outputs, inputs) if kind == "input" else (inputs, outputs)
+    deepest = max(16, 1 << (kernel * channels - 1).bit_length())
+    wide = (32,) if columns <= 32 else (32, 64)
     if kind != "weight":
-        deepest = max(16, 1 << (channels - 1).bit_length())
-        wide = (32,) if columns <= 32 else (32, 64)
         return [
-            Tile(rows, column, depth, warps)
-            for rows, column, depth in product((32, 64, 128), wide, (16, 32, 64, 128))
-            if deepest // 3 <= depth <= deepest
-            for warps in ((2, 4) if rows < 128 else (4, 8))
+            Tile(tall, column, depth, warps, stages)
+            for (tall, warps), column, depth, stages in product(
+                ((64, 4), (128, 4), (128, 8)) if rows >= 16384 else ((32, 4), (64, 4)), wide, (16, 32, 64, 128), (2, 3)
+            )
+            if min(64, deepest) <= depth <= deepest
         ]
-    rows = batch * small * small
     return [
-        Tile(row, column, depth, warps, parts=parts)
-        for row, column, depth, warps in product(
-            (32, 64) if outputs > 32 else (32,), (32, 64) if inputs > 32 else (32,) if inputs > 3 else (16,),
-            (32, 64, 128), (2, 4),
-        )
+        Tile(tall, span, depth, 4, stages, parts)
+        for tall, span, depth, stages in product(wide, (16, 32, 64, 128), (32, 64, 128), (2, 3))
+        if min(64, deepest) <= span <= deepest
         for parts in (1, 4, 8, 16, 32, 64, 128)
         if rows // parts >= 2 * depth
-    ]  # fmt: skip
+    ]
 
 
 def build_ahead(job: tuple[str, Shape, int, Tile]) -> None:

@@ -4,7 +4,9 @@ The libraries' kernels are made for channels by the hundred. With twenty, most o
 them is a matter of luck: over the 20 convolutions of a ResNet-18 of width 20 they took two thirds of a step. These are
 implicit matrix products with tiles that fit, sums in one fixed order, and no search: the same bits every time.
 
-A convolution weight [O, I, kh, kw] lies in memory as [O, kh, kw, I], an image [B, C, H, W] as [B, H, W, C].
+An image [B, C, H, W] lies in memory as [B, H, W, C], a weight [O, I, k, k] as [O, k, k, I]. So what a row of the kernel
+sees of an image, its taps side by side with all their channels, is one stretch of memory: a span. Products run over a
+few long spans instead of many short taps.
 """
 
 from __future__ import annotations
@@ -22,75 +24,90 @@ jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 @jit
 def _gather(
-    images: tl.tensor, weight: tl.tensor, out: tl.tensor, rows: tl.tensor, height: tl.tensor, width: tl.tensor,
-    of_height: tl.tensor, of_width: tl.tensor, outputs: tl.tensor, CHANNELS: tl.constexpr, BY_OUTPUT: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, BY_TAP: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    BACKWARD: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+    images: tl.tensor, weight: tl.tensor, out: tl.tensor, count: tl.tensor, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    OF_HEIGHT: tl.constexpr, OF_WIDTH: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
+    BY_OUTPUT: tl.constexpr, BY_CHANNEL: tl.constexpr, BY_TAP: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARD: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out[position, n] = Σ over taps and channels of images[seen at that tap, c] · weight[n, tap, c].
+    """out[position, n] = Σ over the taps and channels of images[seen at that tap, c] · weight[n, tap, c].
 
-    Forward, `images` is the input and n an output channel; backward, it is the gradient of the output and n an input
-    channel: then a tap is looked at from the other side, and only where the stride meets it. `height` and `width` are
-    those of `images`, `of_height` and `of_width` those of `out`.
+    Forward, `images` is the input and n an output channel. Backward, it is the gradient of the output and n an input
+    channel; taps are looked at from the other side, and with a stride only every so-manieth tap meets a position, so
+    positions are done class by class, the third axis of the grid. HEIGHT and WIDTH are those of `images`, OF_HEIGHT
+    and OF_WIDTH those of `out`; they are constants, so that dividing by them is cheap.
     """
+    first_y, first_x = 0, 0  # of this class of positions, and how far apart they are
+    apart: tl.constexpr = STRIDE if BACKWARD else 1
+    if apart > 1:
+        first_y, first_x = tl.program_id(2) // apart, tl.program_id(2) % apart
+    down, across = (OF_HEIGHT - first_y + apart - 1) // apart, (OF_WIDTH - first_x + apart - 1) // apart
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    x = first_x + row % across * apart
+    y = first_y + row // across % down * apart
+    image = row // (across * down)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    x, y, image = row % of_width, row // of_width % of_height, row // (of_width * of_height)
-    blocks: tl.constexpr = (CHANNELS + DEPTH - 1) // DEPTH
+
+    # taps of this class: from the last to the first, every apart-th
+    if BACKWARD:
+        least_y, least_x = (first_y + PADDING) % STRIDE, (first_x + PADDING) % STRIDE
+        tall, wide = (KERNEL - least_y + STRIDE - 1) // STRIDE, (KERNEL - least_x + STRIDE - 1) // STRIDE
+        from_y, from_x, turn = least_y + STRIDE * (tall - 1), least_x + STRIDE * (wide - 1), -STRIDE
+        top, left = (y + PADDING - from_y) // STRIDE, (x + PADDING - from_x) // STRIDE  # without a rest
+    else:
+        tall, wide = KERNEL, KERNEL
+        from_y, from_x, turn = 0, 0, 1
+        top, left = y * STRIDE - PADDING, x * STRIDE - PADDING
+    blocks = (wide * CHANNELS + DEPTH - 1) // DEPTH
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    for step in range(KERNEL * KERNEL * blocks):
-        tap = step // blocks
-        c = step % blocks * DEPTH + tl.arange(0, DEPTH)
-        if BACKWARD:
-            down, right = y + PADDING - tap // KERNEL, x + PADDING - tap % KERNEL
-            meets = (down % STRIDE == 0) & (right % STRIDE == 0) & (down >= 0) & (right >= 0)
-            down, right = down // STRIDE, right // STRIDE
-        else:
-            down, right = y * STRIDE + tap // KERNEL - PADDING, x * STRIDE + tap % KERNEL - PADDING
-            meets = (down >= 0) & (right >= 0)
-        seen = meets & (down < height) & (right < width) & (row < rows)
-        pixel = (image * height + down) * width + right
-        a = tl.load(
-            images + pixel[:, None] * CHANNELS + c[None, :], mask=seen[:, None] & (c < CHANNELS)[None, :], other=0.0
-        )
-        b = tl.load(
-            weight + n[None, :] * BY_OUTPUT + tap * BY_TAP + c[:, None] * BY_CHANNEL,
-            mask=(c < CHANNELS)[:, None] & (n < outputs)[None, :], other=0.0,
-        )  # fmt: skip
+    for step in range(tall * blocks):
+        j = step // blocks
+        k = step % blocks * DEPTH + tl.arange(0, DEPTH)
+        tap_x, c = k // CHANNELS, k % CHANNELS
+        seen_y = (row < count * down * across) & (top + j >= 0) & (top + j < HEIGHT)
+        seen_x = (left[:, None] + tap_x[None, :] >= 0) & (left[:, None] + tap_x[None, :] < WIDTH)
+        inside = tap_x < wide
+        start = ((image * HEIGHT + top + j) * WIDTH + left) * CHANNELS
+        a = tl.load(images + start[:, None] + k[None, :], mask=seen_y[:, None] & seen_x & inside[None, :], other=0.0)
+        at = ((from_y + turn * j) * KERNEL + from_x + turn * tap_x) * BY_TAP + c * BY_CHANNEL
+        b = tl.load(weight + at[:, None] + n[None, :] * BY_OUTPUT, mask=inside[:, None] & (n < OUT)[None, :], other=0.0)
         total = tl.dot(a, b, total)
-    inside = (row < rows)[:, None] & (n < outputs)[None, :]
-    tl.store(out + row[:, None].to(tl.int64) * outputs + n[None, :], total.to(out.dtype.element_ty), mask=inside)
+    at = ((image * OF_HEIGHT + y) * OF_WIDTH + x).to(tl.int64) * OUT
+    there = (row < count * down * across)[:, None] & (n < OUT)[None, :]
+    tl.store(out + at[:, None] + n[None, :], total.to(out.dtype.element_ty), mask=there)
 
 
 @jit
 def _correlate(
-    images: tl.tensor, inflow: tl.tensor, parts: tl.tensor, rows: tl.tensor, height: tl.tensor, width: tl.tensor,
-    of_height: tl.tensor, of_width: tl.tensor, steps: tl.tensor, CHANNELS: tl.constexpr, OUT: tl.constexpr,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    images: tl.tensor, inflow: tl.tensor, parts: tl.tensor, rows: tl.tensor, steps: tl.tensor, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, OF_HEIGHT: tl.constexpr, OF_WIDTH: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, OUTPUTS: tl.constexpr, SPAN: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """parts[p, o, tap, c] = Σ over the p-th share of the positions of inflow[position, o] · images[seen there, c]."""
-    tiles: tl.constexpr = (CHANNELS + INPUTS - 1) // INPUTS
-    tap = tl.program_id(0) // tiles
-    c = tl.program_id(0) % tiles * INPUTS + tl.arange(0, INPUTS)
+    size: tl.constexpr = KERNEL * CHANNELS  # of a span
+    blocks: tl.constexpr = (size + SPAN - 1) // SPAN
+    j = tl.program_id(0) // blocks
+    k = tl.program_id(0) % blocks * SPAN + tl.arange(0, SPAN)
+    tap_x = k // CHANNELS
     o = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(2)
-    total = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    total = tl.zeros([OUTPUTS, SPAN], tl.float32)
     for step in range(steps):
         row = (part * steps + step) * DEPTH + tl.arange(0, DEPTH)
-        x, y, image = row % of_width, row // of_width % of_height, row // (of_width * of_height)
-        down, right = y * STRIDE + tap // KERNEL - PADDING, x * STRIDE + tap % KERNEL - PADDING
+        x, y, image = row % OF_WIDTH, row // OF_WIDTH % OF_HEIGHT, row // (OF_WIDTH * OF_HEIGHT)
+        top, left = y * STRIDE - PADDING + j, x * STRIDE - PADDING
         there = row < rows
-        seen = there & (down >= 0) & (right >= 0) & (down < height) & (right < width)
-        pixel = (image * height + down) * width + right
+        seen_y = there & (top >= 0) & (top < HEIGHT)
+        seen_x = (left[:, None] + tap_x[None, :] >= 0) & (left[:, None] + tap_x[None, :] < WIDTH)
+        start = ((image * HEIGHT + top) * WIDTH + left) * CHANNELS
         a = tl.load(inflow + row[None, :] * OUT + o[:, None], mask=there[None, :] & (o < OUT)[:, None], other=0.0)
         b = tl.load(
-            images + pixel[:, None] * CHANNELS + c[None, :], mask=seen[:, None] & (c < CHANNELS)[None, :], other=0.0
+            images + start[:, None] + k[None, :], mask=seen_y[:, None] & seen_x & (k < size)[None, :], other=0.0
         )
         total = tl.dot(a, b, total)
-    size: tl.constexpr = KERNEL * KERNEL * CHANNELS
-    at = (part * OUT + o[:, None]) * size + tap * CHANNELS + c[None, :]
-    tl.store(parts + at, total.to(parts.dtype.element_ty), mask=(o < OUT)[:, None] & (c < CHANNELS)[None, :])
+    at = ((part * OUT + o[:, None]) * KERNEL + j) * size + k[None, :]
+    tl.store(parts + at, total.to(parts.dtype.element_ty), mask=(o < OUT)[:, None] & (k < size)[None, :])
 
 
 @jit
@@ -118,21 +135,23 @@ class Tile(NamedTuple):
 # The rules below follow the best tiles of benchmarks/convolution.py --sweep on an H200.
 
 
-def gather_tile(rows: int, channels: int, outputs: int) -> Tile:
+def gather_tile(rows: int, span: int, outputs: int) -> Tile:
     """How a convolution of so many positions, and its gradient by the input, is cut up."""
-    tall = 128 if rows >= 16384 else 64
     columns = 32 if outputs <= 32 or rows <= 1024 else 64
-    depth = min(max(triton.next_power_of_2(channels), 16), 128)
-    return Tile(tall, columns, depth, warps=8 if tall == 128 and columns == 64 else 4)
+    depth = max(triton.next_power_of_2(span), 16)
+    if rows >= 65536:
+        return Tile(128, columns, min(depth, 64), warps=8, stages=2)
+    if rows >= 16384:
+        return Tile(128, columns, min(depth, 64), stages=3 if columns == 64 else 2)
+    return Tile(64, columns, min(depth, 128))
 
 
-def correlate_tile(rows: int, channels: int, outputs: int, taps: int) -> Tile:
-    """How the gradient of a weight is cut up; the more positions, the more parts they are shared out to."""
-    tall = 32 if outputs <= 32 else 64
-    columns = 16 if channels <= 16 else 64 if 32 < channels <= 64 and taps > 1 else 32
-    depth = 64 if taps == 1 or channels <= 16 else 32 if rows >= 4096 and channels <= 64 else 128
-    parts = 1 if rows <= 1024 and taps > 1 else min(128, triton.next_power_of_2(-(-rows // 512)))
-    return Tile(tall, columns, depth, warps=4 if depth == 128 or taps == 1 else 2, parts=parts)
+def correlate_tile(rows: int, span: int, outputs: int, kernel: int) -> Tile:
+    """How the gradient of a weight is cut up: positions into so many parts that the GPU has enough to do."""
+    tile = Tile(32 if outputs <= 32 else 64, min(max(triton.next_power_of_2(span), 16), 64), 64)
+    tiles = kernel * triton.cdiv(span, tile.columns) * triton.cdiv(outputs, tile.rows)
+    wanted = (384 if rows >= 65536 else 128) // tiles
+    return tile._replace(parts=1 << max(wanted.bit_length() - 1, 0))
 
 
 def forward(x: Tensor, weight: Tensor, stride: int, padding: int, tile: Tile | None = None) -> Tensor:
@@ -141,9 +160,9 @@ def forward(x: Tensor, weight: Tensor, stride: int, padding: int, tile: Tile | N
     of_height, of_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
     out = _empty(x, (count, outputs, of_height, of_width))
     rows = count * of_height * of_width
-    tile = tile or gather_tile(rows, channels, outputs)
+    tile = tile or gather_tile(rows, kernel * channels, outputs)
     _gather[(triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.columns))](
-        x, weight, out, rows, height, width, of_height, of_width, outputs, CHANNELS=channels,
+        x, weight, out, count, height, width, of_height, of_width, outputs, channels,
         BY_OUTPUT=kernel * kernel * channels, BY_CHANNEL=1, BY_TAP=channels, KERNEL=kernel, STRIDE=stride,
         PADDING=padding, BACKWARD=False, ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -157,10 +176,10 @@ def input_gradient(
     """dL/dx [B, I, height, width], from the gradient of the output."""
     (count, channels, of_height, of_width), (_, inputs, kernel, _) = inflow.shape, weight.shape
     out = _empty(inflow, (count, inputs, height, width))
-    rows = count * height * width
-    tile = tile or gather_tile(rows, channels, inputs)
-    _gather[(triton.cdiv(rows, tile.rows), triton.cdiv(inputs, tile.columns))](
-        inflow, weight, out, rows, of_height, of_width, height, width, inputs, CHANNELS=channels, BY_OUTPUT=1,
+    rows = count * triton.cdiv(height, stride) * triton.cdiv(width, stride)  # of the largest class of positions
+    tile = tile or gather_tile(rows, kernel * channels, inputs)
+    _gather[(triton.cdiv(rows, tile.rows), triton.cdiv(inputs, tile.columns), stride * stride)](
+        inflow, weight, out, count, of_height, of_width, height, width, inputs, channels, BY_OUTPUT=1,
         BY_CHANNEL=kernel * kernel * inputs, BY_TAP=inputs, KERNEL=kernel, STRIDE=stride, PADDING=padding,
         BACKWARD=True, ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -174,15 +193,15 @@ def weight_gradient(
     """dL/dw [O, I, k, k], from the gradient of the output."""
     (count, channels, height, width), (_, outputs, of_height, of_width) = x.shape, inflow.shape
     rows = count * of_height * of_width
-    tile = tile or correlate_tile(rows, channels, outputs, kernel * kernel)
+    tile = tile or correlate_tile(rows, kernel * channels, outputs, kernel)
     steps = triton.cdiv(rows, tile.parts * tile.depth)
     shares = triton.cdiv(rows, steps * tile.depth)
     out = _empty(x, (outputs, channels, kernel, kernel))
     parts = out if shares == 1 else torch.empty(shares * out.numel(), device=x.device)
-    grid = (kernel * kernel * triton.cdiv(channels, tile.columns), triton.cdiv(outputs, tile.rows), shares)
+    grid = (kernel * triton.cdiv(kernel * channels, tile.columns), triton.cdiv(outputs, tile.rows), shares)
     _correlate[grid](
-        x, inflow, parts, rows, height, width, of_height, of_width, steps, CHANNELS=channels, OUT=outputs,
-        KERNEL=kernel, STRIDE=stride, PADDING=padding, OUTPUTS=tile.rows, INPUTS=tile.columns, DEPTH=tile.depth,
+        x, inflow, parts, rows, steps, height, width, of_height, of_width, CHANNELS=channels, OUT=outputs,
+        KERNEL=kernel, STRIDE=stride, PADDING=padding, OUTPUTS=tile.rows, SPAN=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if shares > 1:
