@@ -39,6 +39,7 @@ SHAPES: dict[Shape, int] = {  # and how often it occurs
     (160, 160, 4, 3, 1): 3,
 }
 KINDS = ("forward", "input", "weight")
+PEAK_TFLOPS, PEAK_TBS = 790, 4.8  # of an H200: dense bfloat16 as measured on large products, and its memory
 
 
 def call(kind: str, shape: Shape, batch: int, tile: Tile | None) -> Callable[[], Tensor]:
@@ -129,6 +130,19 @@ def sweep(kind: str, shape: Shape, batch: int) -> tuple[Tile, float]:
     return best, found[best]
 
 
+def roofline(batch: int) -> dict[str, float]:
+    """What the convolutions of a step must compute and move at least, and how long an H200 would need for it."""
+    flop, moved = 0.0, 0.0
+    for (inputs, outputs, size, kernel, stride), often in SHAPES.items():
+        small = (size - 1) // stride + 1
+        kinds = 2 if inputs == 3 else 3
+        flop += often * kinds * 2 * batch * small**2 * outputs * inputs * kernel**2
+        tensors = batch * size**2 * inputs, batch * small**2 * outputs, outputs * inputs * kernel**2
+        moved += often * kinds * 2 * sum(tensors)  # each kind reads two of them and writes the third, 2 bytes a number
+    return {"gflop": flop / 1e9, "compute_us": flop / PEAK_TFLOPS / 1e6, "megabytes": moved / 1e6,
+            "memory_us": moved / PEAK_TBS / 1e6}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, default=64)
@@ -159,6 +173,7 @@ def main() -> None:
         for name in sums:
             sums[name] += often * row.get(name, 0.0)
         print(f"{shape!s:32} {kind:8} {row['ours']:9.1f} {row['cudnn']:10.1f}   {best}", flush=True)
+    limits = roofline(batch)
     print("a step's convolutions, µs:", {name: round(value) for name, value in sums.items()})
     if options.json:
         record = {

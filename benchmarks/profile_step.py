@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from step import KINDS, SHAPES, images, steps_of
+
+
+def busy_time(intervals: list[tuple[float, float]]) -> tuple[float, float]:
+    """How long at least one of the intervals lasts, and from the first start to the last end."""
+    busy, end = 0.0, float("-inf")
+    for start, stop in sorted(intervals):
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return busy, end - min(intervals)[0]
 
 
 def main() -> None:
@@ -35,7 +45,11 @@ def main() -> None:
     events = [event for event in profiler.key_averages() if event.device_time_total > 0]
     total = sum(event.device_time_total for event in events) / options.steps
     launches = sum(event.count for event in events) / options.steps
+    busy, span = busy_time([(event.time_range.start, event.time_range.end) for event in profiler.events()
+                            if event.device_type == DeviceType.CUDA])  # fmt: skip
     print(f"{launches:.0f} kernels a step, {total / 1000:.3f} ms of kernel time")
+    milliseconds = 1000 * options.steps
+    print(f"a step takes {span / milliseconds:.3f} ms, of which something runs {busy / milliseconds:.3f} ms")
     for event in sorted(events, key=lambda e: -e.device_time_total)[: options.rows]:
         print(
             f"{event.device_time_total / options.steps:8.1f} µs {event.count / options.steps:6.1f} ×  {event.key[:110]}"
