@@ -175,11 +175,16 @@ def main() -> None:
         print(f"{shape!s:32} {kind:8} {row['ours']:9.1f} {row['cudnn']:10.1f}   {best}", flush=True)
     limits = roofline(batch)
     print("a step's convolutions, µs:", {name: round(value) for name, value in sums.items()})
+    print(
+        f"what the chip allows: {limits['gflop']:.1f} GFLOP, {limits['compute_us']:.0f} µs at {PEAK_TFLOPS} TFLOP/s; "
+        f"{limits['megabytes']:.0f} MB in and out, {limits['memory_us']:.0f} µs at {PEAK_TBS} TB/s"
+    )
     if options.json:
         record = {
             "batch_size": batch,
             "rows": rows,
             "sums": sums,
+            "roofline": limits,
             "versions": versions(),
             "device": device_name("cuda"),
         }

@@ -65,8 +65,9 @@ def main() -> None:
     if options.json:
         record = {
             "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches, "wall_s": wall,
-            "process_s": ended, "wall_s_a_run": wall / options.runs, "in_run_s": inside, "spent_s": spent, "evaluation_percent": share,
-            "accuracies": accuracies, "versions": versions(), "device": device_name("cuda"),
+            "process_s": ended, "wall_s_a_run": wall / options.runs, "in_run_s": inside,
+            "spent_s": spent, "evaluation_percent": share, "accuracies": accuracies, "versions": versions(),
+            "device": device_name("cuda"),
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
