@@ -20,7 +20,7 @@ def fit(module: nn.Module, names: Collection[str], execution: Execution) -> set[
     narrow = set()
     for name in names:
         layer = module.get_submodule(name)
-        if _is_narrow(layer, execution.narrow):
+        if is_narrow(layer, execution.narrow):
             layer.__class__ = NarrowConv2d
             narrow.add(name)
         elif execution.channel_multiple > 1:
@@ -28,7 +28,7 @@ def fit(module: nn.Module, names: Collection[str], execution: Execution) -> set[
     return narrow
 
 
-def _is_narrow(layer: nn.Module, widest: int) -> bool:
+def is_narrow(layer: nn.Module, widest: int) -> bool:
     """Whether our kernels can and should do a convolution: few channels, and nothing out of the ordinary."""
     if not isinstance(layer, nn.Conv2d) or layer.bias is not None or isinstance(layer.padding, str):
         return False
@@ -66,34 +66,34 @@ class NarrowConv2d(nn.Conv2d):
 @torch.library.custom_op("exssnet::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, k]."""
-    if _has_kernels(x):
+    if has_kernels(x):
         from exssnet.core import convolution_triton as kernels
 
-        return kernels.forward(_ordered(x), _ordered(weight), stride, padding)
-    return _ordered(torch.conv2d(x, weight, stride=stride, padding=padding))
+        return kernels.forward(ordered(x), ordered(weight), stride, padding)
+    return ordered(torch.conv2d(x, weight, stride=stride, padding=padding))
 
 
 @torch.library.custom_op("exssnet::convolve_input", mutates_args=())
 def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the input."""
-    if _has_kernels(inflow):
+    if has_kernels(inflow):
         from exssnet.core import convolution_triton as kernels
 
         height, width = x.shape[2:]
-        return kernels.input_gradient(_ordered(inflow), _ordered(weight), height, width, stride, padding)
-    return _ordered(_backward(inflow, x, weight, stride, padding, [True, False, False])[0])
+        return kernels.input_gradient(ordered(inflow), ordered(weight), height, width, stride, padding)
+    return ordered(_backward(inflow, x, weight, stride, padding, [True, False, False])[0])
 
 
 @torch.library.custom_op("exssnet::convolve_weight", mutates_args=())
 def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the weight; in a captured step beside what follows, until `side.join`."""
-    if _has_kernels(inflow):
+    if has_kernels(inflow):
         from exssnet.core import convolution_triton as kernels
 
-        inflow, x = _ordered(inflow), _ordered(x)
+        inflow, x = ordered(inflow), ordered(x)
         with side.beside(inflow, x) as kept:
             return kept(kernels.weight_gradient(inflow, x, weight.shape[2], stride, padding))
-    return _ordered(_backward(inflow, x, weight, stride, padding, [False, True, False])[1])
+    return ordered(_backward(inflow, x, weight, stride, padding, [False, True, False])[1])
 
 
 @convolve.register_fake
@@ -128,7 +128,8 @@ def _gradients(ctx: Any, inflow: Tensor) -> tuple[Tensor | None, Tensor | None, 
 convolve.register_autograd(_gradients, setup_context=_remember)
 
 
-def _has_kernels(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
+    """Whether our kernels take such a tensor."""
     if not x.is_cuda or x.dtype != torch.bfloat16:
         return False
     try:
@@ -138,7 +139,8 @@ def _has_kernels(x: Tensor) -> bool:
     return True
 
 
-def _ordered(x: Tensor) -> Tensor:
+def ordered(x: Tensor) -> Tensor:
+    """In channels-last order."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
