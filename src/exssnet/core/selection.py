@@ -16,7 +16,7 @@ from exssnet.errors import InputError
 
 if TYPE_CHECKING:
     from exssnet.core.arrangement import Arrangement
-    from exssnet.core.selection_cpu import BandSelector
+    from exssnet.core.selection_cpu import CpuSelector
     from exssnet.core.selection_triton import TritonSelector
 
 
@@ -92,12 +92,10 @@ def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[
 
 def step_selector(
     layout: Layout, keep: tuple[int, ...], arrangement: Arrangement, weights: Tensor
-) -> BandSelector | TritonSelector | None:
+) -> CpuSelector | TritonSelector | None:
     """What selects fast in step after step for such weights; None where there is nothing of the kind."""
     if not weights.is_cuda:
-        from exssnet.core.selection_cpu import BandSelector
-
-        return BandSelector(layout, keep)
+        return _cpu_selector(layout, keep, weights.dtype)
     if weights.dtype != torch.float32:
         return None
     try:
@@ -105,3 +103,15 @@ def step_selector(
     except ImportError:
         return None
     return TritonSelector(layout, keep, arrangement.places, arrangement.size)
+
+
+def _cpu_selector(layout: Layout, keep: tuple[int, ...], dtype: torch.dtype) -> CpuSelector:
+    from exssnet.core.selection_cpu import BandSelector
+
+    if dtype not in (torch.float32, torch.float64):
+        return BandSelector(layout, keep)
+    try:
+        from exssnet.core.selection_numba import CompiledSelector
+    except ImportError:  # no numba, or one that does not fit this numpy
+        return BandSelector(layout, keep)
+    return CompiledSelector(layout, keep)

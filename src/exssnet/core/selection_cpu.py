@@ -3,11 +3,12 @@
 Between two steps a layer's threshold moves little. So only the scores in a narrow band around the last one are looked
 at: if so many lie above the band that the wanted rank falls inside it, the threshold is the band's own order statistic,
 and the counts prove it exact. Where they do not, the layer is selected anew over all scores. numpy does the comparing:
-on bools it is several times as fast as torch.
+on bools it is several times as fast as torch. Where numba can be imported, `selection_numba` takes the place of this.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,26 @@ class _Band:
         self.threshold = threshold
 
 
-class BandSelector:
+class CpuSelector(ABC):
     """The masks of one set of scores while it is learned."""
 
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @abstractmethod
+    def masked_weights(self, scores: Tensor, weights: Tensor) -> Tensor:
+        """The weights under the scores' mask, differentiable in the scores."""
+
+    def masked_layers(self, scores: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """The same by layer: then nobody has to put the layers' gradients together."""
+        return self.layout.tensors(self.masked_weights(scores, weights))
+
+
+class BandSelector(CpuSelector):
+    """What can be done without a compiler."""
+
     def __init__(self, layout: Layout, keep: tuple[int, ...]) -> None:
+        super().__init__(layout)
         self._bands = [_Band(layer, count) for layer, count in zip(layout.layers, keep, strict=True)]
 
     def mask(self, scores: Tensor) -> Bools:
@@ -76,7 +93,6 @@ class BandSelector:
         return np.concatenate([band.select(magnitude[band.layer.start : band.layer.stop]) for band in self._bands])
 
     def masked_weights(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """The weights under the scores' mask, differentiable in the scores."""
         masked: Tensor = _StraightThrough.apply(scores, weights, self)  # type: ignore[no-untyped-call]
         return masked
 
@@ -85,7 +101,9 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, weights: Tensor, selector: BandSelector) -> Tensor:
         ctx.save_for_backward(scores, weights)
-        return torch.from_numpy(np.multiply(weights.numpy(), selector.mask(scores)))
+        masked = np.multiply(weights.numpy(), selector.mask(scores))
+        masked += 0  # makes 0.0 of −0.0; a choice by the mask would take four times as long
+        return torch.from_numpy(masked)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from exssnet.core import initialise
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.selection import keep_only, masked_weights, select, step_selector
-from exssnet.core.selection_cpu import BandSelector
+from exssnet.core.selection_cpu import CpuSelector
 from exssnet.errors import InputError
 
 
@@ -63,7 +63,7 @@ class ScoredSubnetwork(Subnetwork):
 
     def arranged(self) -> Tensor:
         net = self.network
-        if isinstance(self._selector, BandSelector):
+        if isinstance(self._selector, CpuSelector):
             return net.arrangement(self._selector.masked_weights(self.scores, net.weights))
         if self._selector is not None:
             return self._selector.masked_weights(self.scores, net.weights, net.execution.autocast or net.weights.dtype)
@@ -85,14 +85,15 @@ class WeightSubnetwork(Subnetwork):
         counts = [int(piece.count_nonzero()) for piece in self.network.layout.slices(self._mask)]
         if counts != list(self.network.keep):
             raise InputError(f"the scores of task '{self.task}' are no numbers any more: lower the learning rate")
-        self._fixed = self.network.arrangement(keep_only(self.network.weights, self._mask))
+        self._dtype = self.network.execution.autocast or self.network.weights.dtype
+        self._fixed = self.network.arrangement(keep_only(self.network.weights, self._mask)).to(self._dtype)
         nothing = torch.zeros(0, dtype=torch.int64, device=self._mask.device)
         self.index = nothing if trainable is None else (trainable & self._mask).nonzero().view(-1)
         self._places = self.network.arrangement.places[self.index]
         self.values = self.network.weights[self.index].clone().requires_grad_()
 
     def arranged(self) -> Tensor:
-        return self._fixed.index_put((self._places,), self.values)
+        return self._fixed.index_put((self._places,), self.values.to(self._dtype))
 
     def mask(self) -> Tensor:
         return self._mask
