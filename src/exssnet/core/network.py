@@ -108,9 +108,11 @@ class MaskedNetwork:
 
     # --- running -----------------------------------------------------------------------------------------
 
-    def run(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool) -> Tensor:
-        """Logits [B, classes] of the module under these arranged weights and own tensors."""
-        tensors = self._running(arranged, own, classes)
+    def run(
+        self, layers: Mapping[str, Tensor], own: Mapping[str, Tensor], classes: int, x: Tensor, *, training: bool
+    ) -> Tensor:
+        """Logits [B, classes] of the module under these weights by layer, as it runs with them, and own tensors."""
+        tensors = self._tensors(layers, own, classes)
         fixed = self.frozen if training else tensors
         logits = self.runner.run(tensors, self._input(x), training=training, fixed=fixed)
         if logits.ndim != 2 or logits.shape[1] != classes:
@@ -120,9 +122,9 @@ class MaskedNetwork:
             )
         return logits
 
-    def _running(self, arranged: Tensor, own: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
-        cast = arranged.to(self.execution.autocast or arranged.dtype)
-        return self._tensors(self.arrangement.tensors(cast), own, classes)
+    def layers(self, arranged: Tensor) -> dict[str, Tensor]:
+        """Arranged weights by layer, as the module runs with them."""
+        return self.arrangement.tensors(arranged.to(self.execution.autocast or arranged.dtype))
 
     def _tensors(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
         tensors = {**self.frozen, **self.buffers, **own, **shared}
@@ -134,12 +136,12 @@ class MaskedNetwork:
     def logits(self, x: Tensor, task: str) -> Tensor:
         learned = self.task(task)
         with torch.no_grad():
-            return self.run(self.arranged(task), learned.private, learned.classes, x, training=False)
+            return self.run(self.layers(self.arranged(task)), learned.private, learned.classes, x, training=False)
 
     def features(self, x: Tensor, task: str) -> Tensor:
         """What the head layer sees under the task's subnetwork, flattened to [B, features]."""
         learned = self.task(task)
-        tensors = self._running(self.arranged(task), learned.private, learned.classes)
+        tensors = self._tensors(self.layers(self.arranged(task)), learned.private, learned.classes)
         with torch.no_grad():
             return self.runner.inputs_of(self.partition.head, tensors, self._input(x)).flatten(1)
 
@@ -206,7 +208,8 @@ class MaskedNetwork:
         """Refuse inputs that the module cannot take, or outputs that are no logits."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[self.device] if x.is_cuda else []):
-                self.run(self.arrangement(self.weights), self.start_private("", classes), classes, x, training=training)
+                layers = self.layers(self.arrangement(self.weights))
+                self.run(layers, self.start_private("", classes), classes, x, training=training)
         except InputError:
             raise
         except (RuntimeError, IndexError, TypeError, ValueError) as error:

@@ -46,7 +46,11 @@ class Subnetwork(ABC):
     def logits(self, x: Tensor, *, training: bool) -> Tensor:
         if self.network.arrangement is not self._arrangement:
             raise InputError("the network was told to compute another way while a task was being learned")
-        return self.network.run(self.arranged(), self.own, self.classes, x, training=training)
+        return self.network.run(self.layers(), self.own, self.classes, x, training=training)
+
+    def layers(self) -> dict[str, Tensor]:
+        """The same by layer."""
+        return self.network.layers(self.arranged())
 
 
 class ScoredSubnetwork(Subnetwork):
@@ -68,6 +72,12 @@ class ScoredSubnetwork(Subnetwork):
         if self._selector is not None:
             return self._selector.masked_weights(self.scores, net.weights, net.execution.autocast or net.weights.dtype)
         return net.arrangement(masked_weights(self.scores, net.weights, net.layout, net.keep))
+
+    def layers(self) -> dict[str, Tensor]:
+        net = self.network
+        if isinstance(self._selector, CpuSelector) and net.arrangement.plain and net.execution.autocast is None:
+            return self._selector.masked_layers(self.scores, net.weights)
+        return super().layers()
 
     def mask(self) -> Tensor:
         return select(self.scores, self.network.layout, self.network.keep)
