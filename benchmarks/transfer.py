@@ -1,4 +1,4 @@
-"""What KKT costs: its share of a task's time, from a run's own record.
+"""What KKT costs: its share of a task's time, from a run's own record, for all tasks that have one to borrow from.
 
 EXSSNET_DATA=... python benchmarks/transfer.py --json results/performance/transfer.json
 """
@@ -25,11 +25,11 @@ def main() -> None:
     config = resolve(options.benchmark, "exssnet+kkt", 0, **epochs)
     with tempfile.TemporaryDirectory() as folder:
         record = run(config, Path(folder))
-    tasks = record["seconds"]["tasks"]
+    tasks = record["seconds"]["tasks"][1:]
     shares = [task["setup"] / (task["mask"] + task.get("weights", 0.0)) for task in tasks]
     print(f"{options.benchmark}, {config.settings['mask_epochs']} + {config.settings['weight_epochs']} epochs, "
           f"{record['device']}")  # fmt: skip
-    for number, (task, share) in enumerate(zip(tasks, shares, strict=True), start=1):
+    for number, (task, share) in enumerate(zip(tasks, shares, strict=True), start=2):
         spent, trained = 1000 * task["setup"], task["mask"] + task.get("weights", 0.0)
         print(f"task {number}: {spent:7.1f} ms of KKT for {trained:6.1f} s of training, {100 * share:.2f} %")
     print(f"largest share {100 * max(shares):.2f} %; at most 1 % wanted")

@@ -1,5 +1,7 @@
 """Other ways to compute give the same network."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,19 @@ def test_convolutions_that_cannot_be_filled_are_left_as_they_are(kind):
         network.execute(execution)
         found.append(ScoredSubnetwork(network, "a", 3).logits(x, training=False))
     assert torch.allclose(*found, atol=1e-5)
+
+
+def test_networks_of_one_structure_share_their_form_and_nothing_else():
+    networks_ = [MaskedNetwork(build("resnet18", (3, 12, 12), 4, width=5), density=0.3, seed=seed) for seed in (0, 1)]
+    x = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    way = Execution(channels_last=True)
+    found = []
+    for structure in ("", "a test's resnet18"):
+        for network in networks_:
+            network.execute(replace(way, structure=structure))
+        forms = {id(network.runner._form) for network in networks_}
+        assert len(forms) == (1 if structure else 2)
+        found.append([ScoredSubnetwork(network, "a", 4).logits(x, training=True) for network in networks_])
+    for alone, shared in zip(*found, strict=True):
+        assert torch.equal(alone, shared)
+    assert not torch.equal(*found[0])

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.library import custom_op
 
 from exssnet.core import side
 from exssnet.core.execution import Execution
+from exssnet.core.kernels import has_kernels
 
 
 def fit(module: nn.Module, names: Collection[str], execution: Execution) -> set[str]:
@@ -63,20 +65,20 @@ class NarrowConv2d(nn.Conv2d):
 # The three operations are opaque to torch.compile, which fuses what stands around them.
 
 
-@torch.library.custom_op("exssnet::convolve", mutates_args=())
+@custom_op("exssnet::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, k]."""
-    if has_kernels(x):
+    if has_kernels(x, torch.bfloat16):
         from exssnet.core import convolution_triton as kernels
 
         return kernels.forward(ordered(x), ordered(weight), stride, padding)
     return ordered(torch.conv2d(x, weight, stride=stride, padding=padding))
 
 
-@torch.library.custom_op("exssnet::convolve_input", mutates_args=())
+@custom_op("exssnet::convolve_input", mutates_args=())
 def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the input."""
-    if has_kernels(inflow):
+    if has_kernels(inflow, torch.bfloat16):
         from exssnet.core import convolution_triton as kernels
 
         height, width = x.shape[2:]
@@ -84,10 +86,10 @@ def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, paddi
     return ordered(_backward(inflow, x, weight, stride, padding, [True, False, False])[0])
 
 
-@torch.library.custom_op("exssnet::convolve_weight", mutates_args=())
+@custom_op("exssnet::convolve_weight", mutates_args=())
 def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the weight; in a captured step beside what follows, until `side.join`."""
-    if has_kernels(inflow):
+    if has_kernels(inflow, torch.bfloat16):
         from exssnet.core import convolution_triton as kernels
 
         inflow, x = ordered(inflow), ordered(x)
@@ -99,17 +101,17 @@ def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padd
 @convolve.register_fake
 def _(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     size = ((length + 2 * padding - weight.shape[2]) // stride + 1 for length in x.shape[2:])
-    return _empty(x, (len(x), len(weight), *size))
+    return empty(x, (len(x), len(weight), *size))
 
 
 @convolve_input.register_fake
 def _(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
-    return _empty(inflow, tuple(x.shape))
+    return empty(inflow, tuple(x.shape))
 
 
 @convolve_weight.register_fake
 def _(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
-    return _empty(inflow, tuple(weight.shape))
+    return empty(inflow, tuple(weight.shape))
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:
@@ -128,23 +130,13 @@ def _gradients(ctx: Any, inflow: Tensor) -> tuple[Tensor | None, Tensor | None, 
 convolve.register_autograd(_gradients, setup_context=_remember)
 
 
-def has_kernels(x: Tensor) -> bool:
-    """Whether our kernels take such a tensor."""
-    if not x.is_cuda or x.dtype != torch.bfloat16:
-        return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def ordered(x: Tensor) -> Tensor:
     """In channels-last order."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Memory for a tensor in channels-last order."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 

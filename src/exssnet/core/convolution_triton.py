@@ -11,17 +11,16 @@ few long spans instead of many short taps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from exssnet.core.convolution import empty
+from exssnet.core.jit_triton import jit
 from exssnet.core.sums_triton import add_up
-
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 
 @jit
@@ -174,7 +173,7 @@ def forward(
     """
     (count, channels, height, width), (outputs, _, kernel, _) = x.shape, weight.shape
     of_height, of_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
-    out = _empty(x, (count, outputs, of_height, of_width))
+    out = empty(x, (count, outputs, of_height, of_width))
     rows = count * of_height * of_width
     tile = tile or gather_tile(rows, kernel * channels, outputs)
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.columns))
@@ -193,7 +192,7 @@ def input_gradient(
 ) -> Tensor:
     """dL/dx [B, I, height, width], from the gradient of the output."""
     (count, channels, of_height, of_width), (_, inputs, kernel, _) = inflow.shape, weight.shape
-    out = _empty(inflow, (count, inputs, height, width))
+    out = empty(inflow, (count, inputs, height, width))
     rows = count * triton.cdiv(height, stride) * triton.cdiv(width, stride)  # of the largest class of positions
     tile = tile or gather_tile(rows, kernel * channels, inputs)
     _gather[(triton.cdiv(rows, tile.rows), triton.cdiv(inputs, tile.columns), stride * stride)](
@@ -214,7 +213,7 @@ def weight_gradient(
     tile = tile or correlate_tile(rows, kernel * channels, outputs, kernel)
     steps = triton.cdiv(rows, tile.parts * tile.depth)
     shares = triton.cdiv(rows, steps * tile.depth)
-    out = _empty(x, (outputs, channels, kernel, kernel))
+    out = empty(x, (outputs, channels, kernel, kernel))
     parts = out if shares == 1 else torch.empty(shares * out.numel(), device=x.device)
     grid = (kernel * triton.cdiv(kernel * channels, tile.columns), triton.cdiv(outputs, tile.rows), shares)
     _correlate[grid](
@@ -227,7 +226,3 @@ def weight_gradient(
             parts, out, out.numel(), shares, BLOCK=64, COUNT=triton.next_power_of_2(shares)
         )
     return out
-
-
-def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)

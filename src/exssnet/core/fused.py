@@ -16,7 +16,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from exssnet.core import side
-from exssnet.core.convolution import has_kernels, is_narrow, ordered
+from exssnet.core.convolution import is_narrow, ordered
+from exssnet.core.kernels import has_kernels
 
 COUNTERS = 16  # of a unit: one for every 32 output channels forward, one backward
 ADDS = (operator.add, operator.iadd, torch.add)
@@ -127,7 +128,7 @@ def unit(
 ) -> Tensor:  # fmt: skip
     """relu(normalised convolution [+ residual]) with the statistics of the batch; moves the running ones."""
     x = x.to(weight.dtype)
-    if has_kernels(x):
+    if has_kernels(x, torch.bfloat16):
         out: Tensor = _Unit.apply(x, weight, residual, running_mean, running_var, counters, geometry)  # type: ignore[no-untyped-call]
         return out
     y = torch.conv2d(x, weight, stride=geometry.stride, padding=geometry.padding)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from exssnet.core.kernels import has_kernels
+
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean over the batch."""
@@ -30,10 +32,8 @@ def count(total: Tensor, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
 
 
 def _fast(logits: Tensor) -> bool:
-    if not logits.is_cuda:
+    if not has_kernels(logits, torch.float32):
         return False
-    try:
-        from exssnet.core.loss_triton import fits
-    except ImportError:
-        return False
+    from exssnet.core.loss_triton import fits
+
     return fits(logits)

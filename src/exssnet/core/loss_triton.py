@@ -5,7 +5,6 @@ Logits of a batch are a few kilobytes: one program holds them, so sums have one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
+from exssnet.core.jit_triton import jit
+
 TILE = 4096  # logits held at a time
 
 
@@ -75,7 +75,7 @@ def _count(
 
 def fits(logits: Tensor) -> bool:
     """Whether the kernels take such logits."""
-    return logits.dtype == torch.float32 and logits.ndim == 2 and logits.shape[1] <= TILE and len(logits) > 0
+    return logits.ndim == 2 and logits.shape[1] <= TILE and len(logits) > 0
 
 
 def _shape(logits: Tensor) -> tuple[int, int, int, int]:

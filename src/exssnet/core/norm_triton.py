@@ -7,17 +7,14 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from exssnet.core.jit_triton import jit
 from exssnet.core.sums_triton import add_up
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
 BLOCK = 2048
 PROGRAMS = 256  # of the sums, at most
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exssnet.core.kernels import has_kernels
 from exssnet.core.layout import Layout
 from exssnet.errors import InputError
 
@@ -96,12 +97,10 @@ def step_selector(
     """What selects fast in step after step for such weights; None where there is nothing of the kind."""
     if not weights.is_cuda:
         return _cpu_selector(layout, keep, weights.dtype)
-    if weights.dtype != torch.float32:
+    if not has_kernels(weights, torch.float32):
         return None
-    try:
-        from exssnet.core.selection_triton import TritonSelector
-    except ImportError:
-        return None
+    from exssnet.core.selection_triton import TritonSelector
+
     return TritonSelector(layout, keep, arrangement.places, arrangement.size)
 
 

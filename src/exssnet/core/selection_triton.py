@@ -11,7 +11,6 @@ of it can be captured in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -20,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from exssnet.core.jit_triton import jit
 from exssnet.core.layout import Layout
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
 BLOCK = 2048  # scores that a program reads
 LONG = 8192  # scores that the one program of a layer reads at a time, where it does the layer anew
 BINS = tl.constexpr(2048)  # of both counting passes; at least 2^SHIFT

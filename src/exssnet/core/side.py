@@ -14,7 +14,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_mine = threading.local()  # .forked: the streams of this thread's capture that have work beside the main line
+
+class _Forked(threading.local):
+    """The second stream of every main line that this thread captures."""
+
+    def __init__(self) -> None:
+        self.streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+
+
+_forked = _Forked()
 
 
 @contextmanager
@@ -24,10 +32,9 @@ def beside(*read: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
         yield lambda result: result
         return
     main = torch.cuda.current_stream()
-    forked: dict[torch.cuda.Stream, torch.cuda.Stream] = _mine.__dict__.setdefault("forked", {})
-    if main not in forked:
-        forked[main] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    other = forked[main]
+    if main not in _forked.streams:
+        _forked.streams[main] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    other = _forked.streams[main]
     other.wait_stream(main)
 
     def kept(result: Tensor) -> Tensor:
@@ -42,9 +49,8 @@ def beside(*read: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
 
 def join() -> None:
     """Let the main line wait for what was launched beside it."""
-    forked = _mine.__dict__.get("forked")
-    if not forked or not torch.cuda.is_current_stream_capturing():
+    if not _forked.streams or not torch.cuda.is_current_stream_capturing():
         return
     main = torch.cuda.current_stream()
-    if main in forked:
-        main.wait_stream(forked.pop(main))
+    if main in _forked.streams:
+        main.wait_stream(_forked.streams.pop(main))

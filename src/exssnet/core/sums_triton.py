@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import triton
 import triton.language as tl
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
+from exssnet.core.jit_triton import jit
+
 AT_ONCE = tl.constexpr(32)  # programs whose parts are added at a time
 
 

@@ -7,17 +7,14 @@ transform made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from exssnet.core.jit_triton import jit
 from exssnet.data.transforms import HorizontalFlip, Normalize, Pipeline, RandomCrop, Transform
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
 BLOCK = 1024
 
 
@@ -71,8 +68,8 @@ class FusedBatch:
 
 
 def fused(images: Tensor, transform: Transform) -> FusedBatch | None:
-    """The fused form of a pipeline for these images, or None where there is none."""
-    if not isinstance(transform, Pipeline) or images.ndim != 4 or images.dtype != torch.uint8:
+    """The fused form of a pipeline for these images of bytes, or None where there is none."""
+    if not isinstance(transform, Pipeline) or images.ndim != 4:
         return None
     match transform.steps:
         case (Normalize() as normalize,):

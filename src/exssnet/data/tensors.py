@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from exssnet.core.kernels import has_kernels
 from exssnet.data.dataset import Split, digest_of
 from exssnet.data.task import Data
 from exssnet.data.transforms import Pipeline, Transform
@@ -57,12 +58,10 @@ class TensorData(Data):
 
 def _fused(inputs: Tensor, transform: Transform) -> Callable[[Tensor, torch.Generator | None], Tensor] | None:
     """Gathering and transforming in one launch, where the device and the pipeline have it."""
-    if not inputs.is_cuda:
+    if not has_kernels(inputs, torch.uint8):
         return None
-    try:
-        from exssnet.data.batch_triton import fused
-    except ImportError:
-        return None
+    from exssnet.data.batch_triton import fused
+
     return fused(inputs, transform)
 
 

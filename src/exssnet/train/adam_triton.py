@@ -7,7 +7,6 @@ chip that has room for hundreds. This kernel cuts the vector finer. State and fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
+from exssnet.core.jit_triton import jit
+
 BLOCK = 1024
 LONG = 8192  # numbers from which a vector gets a launch of its own; the others share torch's
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from exssnet.core.kernels import has_kernels
 from exssnet.errors import unknown
 
 OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
@@ -17,11 +17,10 @@ OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
 
 def _adam(parameters: list[Tensor], lr: float) -> Optimizer:
     rate = _rate(parameters, lr)
-    if isinstance(rate, Tensor) and all(parameter.dtype == torch.float32 for parameter in parameters):
-        with suppress(ImportError):
-            from exssnet.train.adam_triton import LongAdam
+    if isinstance(rate, Tensor) and all(has_kernels(parameter, torch.float32) for parameter in parameters):
+        from exssnet.train.adam_triton import LongAdam
 
-            return LongAdam(parameters, rate)
+        return LongAdam(parameters, rate)
     return torch.optim.Adam(parameters, rate, fused=True, capturable=parameters[0].is_cuda)
 
 

@@ -1,0 +1,19 @@
+"""Whether our kernels for a GPU can run: they are written in Triton, which comes with torch on most platforms."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a kernel for numbers of this type takes the tensor."""
+    return x.is_cuda and x.dtype == dtype and _has_triton()
