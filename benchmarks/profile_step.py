@@ -29,7 +29,6 @@ def main() -> None:
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--multiple", type=int, default=1)
     parser.add_argument("--narrow", type=int, default=0)
-    parser.add_argument("--fused", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--search", action="store_true", help="let cuDNN search for its fastest algorithms")
     parser.add_argument("--rows", type=int, default=30)

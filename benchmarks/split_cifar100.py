@@ -3,7 +3,7 @@
     python benchmarks/split_cifar100.py --runs 1
     python benchmarks/split_cifar100.py --runs 8
 
-Starts `exssnet run` as a user would, in a process of its own, with so many seeds together. The caches of the compiler
+Starts `exssnet run` as a user would, in a process of its own, with so many runs together. The caches of the compiler
 and of the data are as they are found: give --empty-caches to start without any.
 """
 
@@ -25,7 +25,7 @@ CACHES = {"EXSSNET_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITO
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1, help="in all: seeds times methods")
     parser.add_argument("--together", default="auto")
     parser.add_argument("--method", default="exssnet")
     parser.add_argument("--precision", default="auto")
@@ -39,7 +39,8 @@ def main() -> None:
         out, environment = options.keep or Path(folder, "runs"), dict(os.environ)
         if options.empty_caches:
             environment |= {name: str(Path(folder, place)) for name, place in CACHES.items()}
-        seeds = ",".join(str(seed) for seed in range(options.runs))
+        methods = options.method.count(",") + 1
+        seeds = ",".join(str(seed) for seed in range(options.runs // methods))
         epochs = ["--mask-epochs", str(options.epochs), "--weight-epochs", str(options.epochs)]
         command = [sys.executable, "-m", "exssnet", "run", "split-cifar100", "--method", options.method, "--seeds",
                    seeds, "--together", options.together, "--precision", options.precision, *epochs,

@@ -65,7 +65,7 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData, compiled:
     method.to(options.device)
     low = torch.bfloat16 if options.precision == "bf16" else None
     batch = options.batch_size if compiled else 0
-    execution = Execution(low, options.channels_last, options.multiple, options.narrow, options.fused, batch)
+    execution = Execution(low, options.channels_last, options.multiple, options.narrow, batch)
     method.network.execute(execution)
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
@@ -101,7 +101,6 @@ def main() -> None:
     parser.add_argument(
         "--narrow", type=int, default=0, help="our kernels for convolutions of at most so many channels"
     )
-    parser.add_argument("--fused", action="store_true", help="convolutions as one with their normalisation")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--no-search", action="store_true", help="take cuDNN's first choice of algorithms")

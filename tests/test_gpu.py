@@ -12,7 +12,6 @@ from torch import nn
 from exssnet.core import reference
 from exssnet.core.convolution import convolve
 from exssnet.core.execution import CUDA, Execution
-from exssnet.core.fused import Geometry, unit
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.loss import count, cross_entropy
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
@@ -42,8 +41,7 @@ WAYS = {
     "plain": Execution(),
     "bf16, filled": Execution(torch.bfloat16, channels_last=True, channel_multiple=8),
     "bf16, narrow": Execution(torch.bfloat16, channels_last=True, narrow=192),
-    "fused": Execution(torch.bfloat16, channels_last=True, narrow=192, fused=True),
-    "compiled": replace(CUDA, fused=False, compiled_batch=60),
+    "compiled": replace(CUDA, compiled_batch=60),
 }
 
 
@@ -174,38 +172,6 @@ def test_convolutions_of_few_channels_equal_torchs(inputs, outputs, size, kernel
     assert torch.equal(again, out)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("branch", [True, False])
-def test_a_unit_of_convolution_and_normalisation_equals_torchs(stride, relu, branch):
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 20, 32, 32, generator=draw).cuda().bfloat16().requires_grad_()
-    weight = torch.randn(40, 20, 3, 3, generator=draw).cuda().bfloat16().requires_grad_()
-    shape = (64, 40, 32 // stride, 32 // stride)
-    residual = torch.randn(shape, generator=draw).cuda().bfloat16().requires_grad_() if branch else None
-    statistics = [torch.randn(40, generator=draw).cuda(), torch.rand(40, generator=draw).cuda()]
-    inflow = torch.randn(shape, generator=draw).cuda().bfloat16()
-    counters = torch.zeros(16, dtype=torch.int32, device="cuda")
-    geometry = Geometry(0, stride, 1, 1e-5, 0.1, relu)
-    moved = [tensor.clone() for tensor in statistics]
-    leaves = [leaf for leaf in (x, weight, residual) if leaf is not None]
-    found = []
-    for _ in range(2):  # the counters must be at zero again
-        out = unit(x, weight, residual, *[tensor.copy_(old) for tensor, old in zip(moved, statistics, strict=True)],
-                   counters, geometry)  # fmt: skip
-        found.append([out.detach(), *torch.autograd.grad(out, leaves, inflow)])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-
-    exact = [leaf.detach().float().requires_grad_() for leaf in leaves]
-    y = nn.functional.conv2d(exact[0], exact[1], stride=stride, padding=1)
-    z = nn.functional.batch_norm(y, *statistics, training=True, momentum=0.1, eps=1e-5)
-    z = z + exact[2] if branch else z
-    z = z.relu() if relu else z
-    wanted = [z.detach(), *torch.autograd.grad(z, exact, inflow.float())]
-    for ours, theirs in zip([*found[0], *moved], [*wanted, *statistics], strict=True):
-        assert (ours.float() - theirs).norm() <= 0.02 * theirs.norm()
-
-
 def learned(execution, module, number=2, batch_size=32, **sizes):
     torch.manual_seed(0)
     method = parse("exssnet+kkt")[0](module(), MaskSettings(density=0.2, mask_epochs=3, weight_epochs=3, kkt=True), 0)
@@ -261,7 +227,7 @@ def test_two_runs_of_a_convolutional_network_agree_bit_for_bit(way):
     assert one.tasks["a"].digests == two.tasks["a"].digests
 
 
-@pytest.mark.parametrize("way", ["bf16, filled", "bf16, narrow", "fused", "compiled"])
+@pytest.mark.parametrize("way", ["bf16, filled", "bf16, narrow", "compiled"])
 def test_captured_steps_of_a_convolutional_network_give_what_single_steps_give(way, monkeypatch):
     """Captured, the gradients of weights are computed beside the main line: no bit may depend on it."""
     graph = learned_pictures(WAYS[way])[0]

@@ -17,7 +17,6 @@ WAYS = {
     "channels last": Execution(channels_last=True),
     "filled channels": Execution(channels_last=True, channel_multiple=8),
     "narrow, others filled": Execution(channels_last=True, channel_multiple=8, narrow=16),
-    "fused": Execution(channels_last=True, channel_multiple=8, narrow=64, fused=True),
 }
 
 

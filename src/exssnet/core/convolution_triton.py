@@ -20,7 +20,6 @@ from torch import Tensor
 
 from exssnet.core.convolution import empty
 from exssnet.core.jit_triton import jit
-from exssnet.core.sums_triton import add_up
 
 
 @jit
@@ -29,15 +28,14 @@ def _gather(
     OF_HEIGHT: tl.constexpr, OF_WIDTH: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr,
     BY_OUTPUT: tl.constexpr, BY_CHANNEL: tl.constexpr, BY_TAP: tl.constexpr, KERNEL: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, BACKWARD: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr, parts: tl.tensor = None, finished: tl.tensor = None, sums: tl.tensor = None,
+    DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """out[position, n] = Σ over the taps and channels of images[seen at that tap, c] · weight[n, tap, c].
 
     Forward, `images` is the input and n an output channel. Backward, it is the gradient of the output and n an input
     channel; taps are looked at from the other side, and with a stride only every so-manieth tap meets a position, so
     positions are done class by class, the third axis of the grid. HEIGHT and WIDTH are those of `images`, OF_HEIGHT
-    and OF_WIDTH those of `out`; they are constants, so that dividing by them is cheap. With `sums`, the results and
-    their squares are summed up over all positions.
+    and OF_WIDTH those of `out`; they are constants, so that dividing by them is cheap.
     """
     first_y, first_x = 0, 0  # of this class of positions, and how far apart they are
     apart: tl.constexpr = STRIDE if BACKWARD else 1
@@ -76,14 +74,7 @@ def _gather(
         total = tl.dot(a, b, total)
     at = ((image * OF_HEIGHT + y) * OF_WIDTH + x).to(tl.int64) * OUT
     there = (row < count * down * across)[:, None] & (n < OUT)[None, :]
-    rounded = total.to(out.dtype.element_ty)
-    tl.store(out + at[:, None] + n[None, :], rounded, mask=there)
-    if sums is not None:
-        values = rounded.to(tl.float32)  # rows beyond the last are zero
-        add_up(
-            tl.sum(values, 0), tl.sum(values * values, 0), parts, finished + tl.program_id(1), sums, tl.program_id(0),
-            tl.num_programs(0), n, OUT, OUTPUTS,
-        )  # fmt: skip
+    tl.store(out + at[:, None] + n[None, :], total.to(out.dtype.element_ty), mask=there)
 
 
 @jit
@@ -163,26 +154,19 @@ def correlate_tile(rows: int, span: int, outputs: int, kernel: int) -> Tile:
     return tile._replace(parts=1 << max(wanted.bit_length() - 1, 0))
 
 
-def forward(
-    x: Tensor, weight: Tensor, stride: int, padding: int, tile: Tile | None = None, sums: Tensor | None = None,
-    finished: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The convolution of x [B, I, H, W] with a weight [O, I, k, k], both in channels-last order.
-
-    With `sums` [2, O], it is given every channel's sum and sum of squares; `finished` are counters at zero for it.
-    """
+def forward(x: Tensor, weight: Tensor, stride: int, padding: int, tile: Tile | None = None) -> Tensor:
+    """The convolution of x [B, I, H, W] with a weight [O, I, k, k], both in channels-last order."""
     (count, channels, height, width), (outputs, _, kernel, _) = x.shape, weight.shape
     of_height, of_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
     out = empty(x, (count, outputs, of_height, of_width))
     rows = count * of_height * of_width
     tile = tile or gather_tile(rows, kernel * channels, outputs)
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.columns))
-    parts = None if sums is None else torch.empty((grid[0], *sums.shape), device=x.device)
     _gather[grid](
         x, weight, out, count, height, width, of_height, of_width, outputs, channels,
         BY_OUTPUT=kernel * kernel * channels, BY_CHANNEL=1, BY_TAP=channels, KERNEL=kernel, STRIDE=stride,
         PADDING=padding, BACKWARD=False, ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
-        parts=parts, finished=finished, sums=sums, num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 

@@ -15,8 +15,7 @@ class Execution:
     channels_last: bool = False  # 2-D convolutions
     channel_multiple: int = 1  # fill their channels up to a multiple of this
     narrow: int = 0  # but leave those of at most so many channels to kernels of our own
-    fused: bool = False  # and run them as one with the normalisation that follows, where the module allows it
-    compiled_batch: int = 0  # compile the training step for batches of this size, if it is not fused; 0: do not
+    compiled_batch: int = 0  # compile the training step for batches of this size; 0: do not
     structure: str = ""  # networks that give the same name here are built alike, and share what is compiled
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch.func import functional_call
 
 from exssnet.core import convolution
 from exssnet.core.execution import PLAIN, Execution
-from exssnet.core.fused import fuse
 from exssnet.errors import InputError
 
 Call = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -24,24 +22,22 @@ Options = dict[str, str | int | bool | Callable[..., Any]]
 class _Form:
     """The skeleton in the form of one execution, and what was compiled of it."""
 
-    def __init__(self, skeleton: nn.Module, execution: Execution, convolutions: Collection[str], still: bool) -> None:
+    def __init__(self, skeleton: nn.Module, execution: Execution, convolutions: Collection[str]) -> None:
         self.skeleton, self.execution = skeleton, execution
-        fused = fuse(skeleton, execution.narrow) if execution.fused and not still else None
         self.narrow = convolution.fit(skeleton, convolutions, execution)
         self.lock = threading.RLock()  # tensors are swapped into the one skeleton
-        self.fused: Call | None = None if fused is None else partial(self.call, module=fused)
         self.compiled: Call | None = None
-        if execution.compiled_batch and fused is None:
+        if execution.compiled_batch:
             limit = torch._dynamo.config.recompile_limit
             torch._dynamo.config.recompile_limit = max(limit, 1000)  # every network is compiled for itself
             # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line
             options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False}
             self.compiled = torch.compile(self.call, dynamic=False, options=options)
 
-    def call(self, tensors: dict[str, Tensor], x: Tensor, module: nn.Module | None = None) -> Tensor:
+    def call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         if self.execution.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        output = functional_call(module or self.skeleton, tensors, (x,))
+        output = functional_call(self.skeleton, tensors, (x,))
         out: Tensor = getattr(output, "logits", output)
         # the loss and the choice of a class are never in a low precision
         return out if self.execution.autocast is None else out.float()
@@ -63,7 +59,7 @@ class Runner:
         """Compute this way from now on; `convolutions` are the layers whose form may be chosen."""
         form = _forms.get(execution)
         if form is None:
-            form = _Form(copy.deepcopy(self._skeleton), execution, convolutions, bool(self._still))
+            form = _Form(copy.deepcopy(self._skeleton), execution, convolutions)
             if execution.structure:
                 form = _forms.setdefault(execution, form)
         self._form = form
@@ -89,9 +85,7 @@ class Runner:
         versions = {name: tensor._version for name, tensor in fixed.items()}
         form, low = self._form, self.execution.autocast
         call: Call = form.call
-        if training and form.fused is not None:
-            call = form.fused
-        elif training and form.compiled is not None and len(x) == self.execution.compiled_batch:
+        if training and form.compiled is not None and len(x) == self.execution.compiled_batch:
             call = form.compiled  # an epoch's last, smaller batch is not worth a compilation
         with form.lock, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
             self._set_training(training)
