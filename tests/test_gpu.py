@@ -41,6 +41,7 @@ WAYS = {
     "plain": Execution(),
     "bf16, filled": Execution(torch.bfloat16, channels_last=True, channel_multiple=8),
     "bf16, narrow": Execution(torch.bfloat16, channels_last=True, narrow=192),
+    "fp32, narrow": Execution(channels_last=True, narrow=192),
     "compiled": replace(CUDA, compiled_batch=60),
 }
 
@@ -133,12 +134,14 @@ def test_the_loss_and_its_count_equal_torchs(rows, classes):
     assert float(total[0]) == pytest.approx(1 + expected.item() * rows, rel=1e-5)
 
 
-def test_adam_for_long_vectors_equals_torchs():
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_for_long_vectors_equals_torchs(decay):
     sizes, draw = (LONG, 3 * LONG + 7, 5), torch.Generator().manual_seed(0)
     start = [torch.randn(size, generator=draw).cuda() for size in sizes]
     one, two = ([piece.clone().requires_grad_() for piece in start] for _ in range(2))
     rate = torch.tensor(0.01, device="cuda")
-    ours, theirs = LongAdam(one, rate), torch.optim.Adam(two, rate.clone(), fused=True, capturable=True)
+    ours = LongAdam(one, rate, weight_decay=decay)
+    theirs = torch.optim.AdamW(two, rate.clone(), weight_decay=decay, fused=True, capturable=True)
     for step in range(30):
         for p, q in zip(one, two, strict=True):
             p.grad = (10 ** (-step / 5) * torch.randn(len(p), generator=draw)).cuda()
@@ -156,18 +159,19 @@ def test_adam_for_long_vectors_equals_torchs():
     [(3, 20, 32, 3, 1), (20, 20, 32, 3, 1), (20, 40, 32, 3, 2), (20, 40, 33, 1, 2), (80, 160, 8, 3, 2),
      (160, 160, 4, 3, 1), (5, 7, 9, 5, 1)],
 )  # fmt: skip
-def test_convolutions_of_few_channels_equal_torchs(inputs, outputs, size, kernel, stride):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.005), (torch.float32, 2e-6)])
+def test_convolutions_of_few_channels_equal_torchs(inputs, outputs, size, kernel, stride, dtype, tolerance):
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(7, inputs, size, size, generator=draw).cuda().bfloat16().requires_grad_()
-    weight = torch.randn(outputs, inputs, kernel, kernel, generator=draw).cuda().bfloat16().requires_grad_()
+    x = torch.randn(7, inputs, size, size, generator=draw).cuda().to(dtype).requires_grad_()
+    weight = torch.randn(outputs, inputs, kernel, kernel, generator=draw).cuda().to(dtype).requires_grad_()
     out = convolve(x, weight, stride, kernel // 2)
-    inflow = torch.randn(out.shape, generator=draw).cuda().bfloat16()
+    inflow = torch.randn(out.shape, generator=draw).cuda().to(dtype)
     out.backward(inflow)
     exact = [tensor.detach().double().cpu().requires_grad_() for tensor in (x, weight)]
     expected = nn.functional.conv2d(*exact, stride=stride, padding=kernel // 2)
     expected.backward(inflow.double().cpu())
     for found, wanted in ((out, expected), (x.grad, exact[0].grad), (weight.grad, exact[1].grad)):
-        assert (found.double().cpu() - wanted).abs().max() <= 0.005 * wanted.abs().max()
+        assert (found.double().cpu() - wanted).abs().max() <= tolerance * wanted.abs().max()
     again = convolve(x, weight, stride, kernel // 2)
     assert torch.equal(again, out)
 
@@ -227,7 +231,7 @@ def test_two_runs_of_a_convolutional_network_agree_bit_for_bit(way):
     assert one.tasks["a"].digests == two.tasks["a"].digests
 
 
-@pytest.mark.parametrize("way", ["bf16, filled", "bf16, narrow", "compiled"])
+@pytest.mark.parametrize("way", ["bf16, filled", "bf16, narrow", "fp32, narrow", "compiled"])
 def test_captured_steps_of_a_convolutional_network_give_what_single_steps_give(way, monkeypatch):
     """Captured, the gradients of weights are computed beside the main line: no bit may depend on it."""
     graph = learned_pictures(WAYS[way])[0]

@@ -71,8 +71,8 @@ class Model:
     def learn(
         self, name: str, train: Examples, epochs: tuple[int, int] = (15, 15), *,
         validation: Examples | None = None, classes: int | None = None, lr: float = 0.01, weight_lr: float = 0.003,
-        batch_size: int = 64, optimizer: str | OptimizerFactory = "adam", select: str = "last",
-        listener: Listener | None = None,
+        batch_size: int = 64, optimizer: str | OptimizerFactory = "adam", weight_decay: float | None = None,
+        select: str = "last", listener: Listener | None = None,
     ) -> LearnedTask:  # fmt: skip
         """Add a task: `epochs` of mask learning, then of training the free weights in the mask.
 
@@ -94,7 +94,7 @@ class Model:
             test=data,  # a Model never looks at a test split
             validation=None if validation is None else as_data(validation, data.classes).to(network.device),
         )
-        settings = TrainSettings(batch_size, optimizer, select)
+        settings = TrainSettings(batch_size, optimizer, select, weight_decay)
         network.check_input(_first(task.train, 1), data.classes)
         network.check_input(_first(task.train, batch_size), data.classes, training=True)
         if task.validation is not None:

@@ -16,6 +16,8 @@ from exssnet.core import side
 from exssnet.core.execution import Execution
 from exssnet.core.kernels import has_kernels
 
+TYPES = (torch.bfloat16, torch.float32)
+
 
 def fit(module: nn.Module, names: Collection[str], execution: Execution) -> set[str]:
     """Give the named convolutions the execution's form; the names of those that are not filled up."""
@@ -68,7 +70,7 @@ class NarrowConv2d(nn.Conv2d):
 @custom_op("exssnet::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, k]."""
-    if has_kernels(x, torch.bfloat16):
+    if has_kernels(x, *TYPES):
         from exssnet.core import convolution_triton as kernels
 
         return kernels.forward(ordered(x), ordered(weight), stride, padding)
@@ -78,7 +80,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
 @custom_op("exssnet::convolve_input", mutates_args=())
 def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the input."""
-    if has_kernels(inflow, torch.bfloat16):
+    if has_kernels(inflow, *TYPES):
         from exssnet.core import convolution_triton as kernels
 
         height, width = x.shape[2:]
@@ -89,7 +91,7 @@ def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, paddi
 @custom_op("exssnet::convolve_weight", mutates_args=())
 def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the weight; in a captured step beside what follows, until `side.join`."""
-    if has_kernels(inflow, torch.bfloat16):
+    if has_kernels(inflow, *TYPES):
         from exssnet.core import convolution_triton as kernels
 
         inflow, x = ordered(inflow), ordered(x)

@@ -1,8 +1,9 @@
-"""Convolutions of few channels on a GPU, in bfloat16 and channels-last order: forward, and both gradients.
+"""Convolutions of few channels on a GPU, in channels-last order: forward, and both gradients.
 
 The libraries' kernels are made for channels by the hundred. With twenty, most of a tile is empty and the choice among
 them is a matter of luck: over the 20 convolutions of a ResNet-18 of width 20 they took two thirds of a step. These are
-implicit matrix products with tiles that fit, sums in one fixed order, and no search: the same bits every time.
+implicit matrix products with tiles that fit, sums in one fixed order, and no search: the same bits every time. Numbers
+are bfloat16, or float32 without the shortcut of TF32.
 
 An image [B, C, H, W] lies in memory as [B, H, W, C], a weight [O, I, k, k] as [O, k, k, I]. So what a row of the kernel
 sees of an image, its taps side by side with all their channels, is one stretch of memory: a span. Products run over a
@@ -71,7 +72,7 @@ def _gather(
         a = tl.load(images + start[:, None] + k[None, :], mask=seen_y[:, None] & seen_x & inside[None, :], other=0.0)
         at = ((from_y + turn * j) * KERNEL + from_x + turn * tap_x) * BY_TAP + c * BY_CHANNEL
         b = tl.load(weight + at[:, None] + n[None, :] * BY_OUTPUT, mask=inside[:, None] & (n < OUT)[None, :], other=0.0)
-        total = tl.dot(a, b, total)
+        total = tl.dot(a, b, total, input_precision="ieee")
     at = ((image * OF_HEIGHT + y) * OF_WIDTH + x).to(tl.int64) * OUT
     there = (row < count * down * across)[:, None] & (n < OUT)[None, :]
     tl.store(out + at[:, None] + n[None, :], total.to(out.dtype.element_ty), mask=there)
@@ -105,7 +106,7 @@ def _correlate(
         b = tl.load(
             images + start[:, None] + k[None, :], mask=seen_y[:, None] & seen_x & (k < size)[None, :], other=0.0
         )
-        total = tl.dot(a, b, total)
+        total = tl.dot(a, b, total, input_precision="ieee")
     at = ((part * OUT + o[:, None]) * KERNEL + j) * size + k[None, :]
     tl.store(parts + at, total.to(parts.dtype.element_ty), mask=(o < OUT)[:, None] & (k < size)[None, :])
 
@@ -154,13 +155,18 @@ def correlate_tile(rows: int, span: int, outputs: int, kernel: int) -> Tile:
     return tile._replace(parts=1 << max(wanted.bit_length() - 1, 0))
 
 
+def _fitting(x: Tensor, tile: Tile) -> Tile:
+    """In float32 products are not the matrix units' work, and a program holds a tile's depth in its registers."""
+    return tile._replace(depth=min(tile.depth, 32)) if x.dtype == torch.float32 else tile
+
+
 def forward(x: Tensor, weight: Tensor, stride: int, padding: int, tile: Tile | None = None) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, k], both in channels-last order."""
     (count, channels, height, width), (outputs, _, kernel, _) = x.shape, weight.shape
     of_height, of_width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
     out = empty(x, (count, outputs, of_height, of_width))
     rows = count * of_height * of_width
-    tile = tile or gather_tile(rows, kernel * channels, outputs)
+    tile = tile or _fitting(x, gather_tile(rows, kernel * channels, outputs))
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.columns))
     _gather[grid](
         x, weight, out, count, height, width, of_height, of_width, outputs, channels,
@@ -178,7 +184,7 @@ def input_gradient(
     (count, channels, of_height, of_width), (_, inputs, kernel, _) = inflow.shape, weight.shape
     out = empty(inflow, (count, inputs, height, width))
     rows = count * triton.cdiv(height, stride) * triton.cdiv(width, stride)  # of the largest class of positions
-    tile = tile or gather_tile(rows, kernel * channels, inputs)
+    tile = tile or _fitting(inflow, gather_tile(rows, kernel * channels, inputs))
     _gather[(triton.cdiv(rows, tile.rows), triton.cdiv(inputs, tile.columns), stride * stride)](
         inflow, weight, out, count, of_height, of_width, height, width, inputs, channels, BY_OUTPUT=1,
         BY_CHANNEL=kernel * kernel * inputs, BY_TAP=inputs, KERNEL=kernel, STRIDE=stride, PADDING=padding,
@@ -194,7 +200,7 @@ def weight_gradient(
     """dL/dw [O, I, k, k], from the gradient of the output."""
     (count, channels, height, width), (_, outputs, of_height, of_width) = x.shape, inflow.shape
     rows = count * of_height * of_width
-    tile = tile or correlate_tile(rows, kernel * channels, outputs, kernel)
+    tile = tile or _fitting(x, correlate_tile(rows, kernel * channels, outputs, kernel))
     steps = triton.cdiv(rows, tile.parts * tile.depth)
     shares = triton.cdiv(rows, steps * tile.depth)
     out = empty(x, (outputs, channels, kernel, kernel))

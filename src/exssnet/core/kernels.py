@@ -14,6 +14,6 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def has_kernels(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a kernel for numbers of this type takes the tensor."""
-    return x.is_cuda and x.dtype == dtype and _has_triton()
+def has_kernels(x: Tensor, *dtypes: torch.dtype) -> bool:
+    """Whether a kernel for numbers of these types takes the tensor."""
+    return x.is_cuda and x.dtype in dtypes and _has_triton()

@@ -36,6 +36,7 @@ class RunConfig:
     head: str = "shared"
     batch_size: int = 64
     optimizer: str = "adam"
+    weight_decay: float | None = None  # None: what the optimizer usually has
     select: str = "last"
     evaluate: str = "all"  # after each task all tasks so far; `ends`: the new one, and all of them at the end
     device: str = "auto"

@@ -68,11 +68,9 @@ def _execution(config: RunConfig) -> Execution:
     """The fast way to compute on the device."""
     if config.device == "cpu":
         return CPU
-    low = config.precision == "bf16"
     return replace(
         CUDA,
-        autocast=torch.bfloat16 if low else None,
-        narrow=CUDA.narrow if low else 0,
+        autocast=torch.bfloat16 if config.precision == "bf16" else None,
         compiled_batch=config.batch_size if config.compile == "on" else 0,
     )
 
@@ -80,7 +78,7 @@ def _execution(config: RunConfig) -> Execution:
 def _train_settings(config: RunConfig) -> TrainSettings:
     if config.select == "best" and not config.validation:
         raise InputError("select 'best' needs a validation part: give a share of the training data, --validation 0.1")
-    return TrainSettings(config.batch_size, config.optimizer, config.select)
+    return TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
 
 
 class _Run:

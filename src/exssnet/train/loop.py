@@ -37,13 +37,17 @@ class TrainSettings:
     batch_size: int = 64
     optimizer: str | OptimizerFactory = "adam"
     select: str = "last"
+    weight_decay: float | None = None  # None: what the optimizer usually has
 
     def __post_init__(self) -> None:
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}: it must be a whole number, at least 1")
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}': choose one of {', '.join(SELECTS)}")
-        optimizer_factory(self.optimizer)
+        self.factory()
+
+    def factory(self) -> OptimizerFactory:
+        return optimizer_factory(self.optimizer, self.weight_decay)
 
 
 @dataclass
@@ -98,7 +102,7 @@ class Trainer:
         at = self._at
         if not done:
             at.epoch, at.best, at.best_tensors = 0, -1.0, {}
-            at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
+            at.optimizer = self.settings.factory()(phase.parameters, phase.lr)
         assert at.optimizer is not None
         kind = GraphSteps if capturable(self.method, task.train, isinstance(self.settings.optimizer, str)) else Steps
         steps = kind(self.method, task.train, phase, at.optimizer, self.settings.batch_size)
@@ -180,7 +184,7 @@ class Trainer:
             return phase.epochs
         _copy(part(tensors, "now."), self._moving(phase))
         at.epoch, at.best, at.best_tensors = facts["epoch"], facts["best"], part(tensors, "best.")
-        at.optimizer = optimizer_factory(self.settings.optimizer)(phase.parameters, phase.lr)
+        at.optimizer = self.settings.factory()(phase.parameters, phase.lr)
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in part(tensors, "optimizer.").items():
             index, _, key = name.partition(".")

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from exssnet.core.kernels import has_kernels
-from exssnet.errors import unknown
+from exssnet.errors import InputError, unknown
 
 OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
 
 
-def _adam(parameters: list[Tensor], lr: float) -> Optimizer:
+def _adam(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Optimizer:
+    """Decay, if any, is added to the gradient."""
+    if not weight_decay:
+        return _adamw(parameters, lr, 0.0)
+    return torch.optim.Adam(
+        parameters, _rate(parameters, lr), weight_decay=weight_decay, fused=True, capturable=parameters[0].is_cuda
+    )
+
+
+def _adamw(parameters: list[Tensor], lr: float, weight_decay: float = 0.01) -> Optimizer:
+    """Decay is apart from the gradient: p shrinks by lr · decay in every step."""
     rate = _rate(parameters, lr)
     if isinstance(rate, Tensor) and all(has_kernels(parameter, torch.float32) for parameter in parameters):
         from exssnet.train.adam_triton import LongAdam
 
-        return LongAdam(parameters, rate)
-    return torch.optim.Adam(parameters, rate, fused=True, capturable=parameters[0].is_cuda)
+        return LongAdam(parameters, rate, weight_decay)
+    return torch.optim.AdamW(parameters, rate, weight_decay=weight_decay, fused=True, capturable=parameters[0].is_cuda)
 
 
-def _adamw(parameters: list[Tensor], lr: float) -> Optimizer:
-    return torch.optim.AdamW(parameters, _rate(parameters, lr), fused=True, capturable=parameters[0].is_cuda)
-
-
-def _sgd(parameters: list[Tensor], lr: float) -> Optimizer:
-    return torch.optim.SGD(parameters, _rate(parameters, lr), momentum=0.9, fused=parameters[0].is_cuda)
+def _sgd(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Optimizer:
+    return torch.optim.SGD(
+        parameters, _rate(parameters, lr), momentum=0.9, weight_decay=weight_decay, fused=parameters[0].is_cuda
+    )
 
 
 def _rate(parameters: list[Tensor], lr: float) -> float | Tensor:
@@ -37,16 +46,24 @@ def _rate(parameters: list[Tensor], lr: float) -> float | Tensor:
     return torch.tensor(lr, device=parameters[0].device) if parameters[0].is_cuda else lr
 
 
-OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd}
 
 
-def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory:
-    """A named optimizer's factory; a factory is passed through."""
+def optimizer_factory(optimizer: str | OptimizerFactory, weight_decay: float | None = None) -> OptimizerFactory:
+    """A named optimizer's factory, with its own usual decay unless one is given; a factory is passed through."""
     if callable(optimizer):
+        if weight_decay is not None:
+            raise InputError(
+                "weight_decay is for an optimizer by name: one of your own brings its decay along"
+            )
         return optimizer
     if optimizer not in OPTIMIZERS:
         raise unknown("optimizer", optimizer, OPTIMIZERS)
-    return OPTIMIZERS[optimizer]
+    if weight_decay is None:
+        return OPTIMIZERS[optimizer]
+    if not isinstance(weight_decay, int | float) or not 0 <= weight_decay < math.inf:
+        raise InputError(f"weight_decay is {weight_decay}: it must be a number, at least 0")
+    return partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
 
 
 def cosine(lr: float, epoch: int, epochs: int) -> float:
