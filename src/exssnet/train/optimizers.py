@@ -53,9 +53,7 @@ def optimizer_factory(optimizer: str | OptimizerFactory, weight_decay: float | N
     """A named optimizer's factory, with its own usual decay unless one is given; a factory is passed through."""
     if callable(optimizer):
         if weight_decay is not None:
-            raise InputError(
-                "weight_decay is for an optimizer by name: one of your own brings its decay along"
-            )
+            raise InputError("weight_decay is for an optimizer by name: one of your own brings its decay along")
         return optimizer
     if optimizer not in OPTIMIZERS:
         raise unknown("optimizer", optimizer, OPTIMIZERS)
