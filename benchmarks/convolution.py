@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     batch = options.batch_size
     if options.sweep:

@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="let cuDNN search for its fastest algorithms")
     parser.add_argument("--rows", type=int, default=30)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
     options.device, options.steps = "cuda", 20
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = options.search, not options.search
     data = images(options.network, "cuda", options.steps * options.batch_size)

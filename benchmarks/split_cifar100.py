@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from exssnet.experiments.run import device_name, versions
 
 CACHES = {"EXSSNET_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -34,6 +36,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
 
     with tempfile.TemporaryDirectory() as folder:
         out, environment = options.keep or Path(folder, "runs"), dict(os.environ)
@@ -43,10 +47,12 @@ def main() -> None:
         seeds = ",".join(str(seed) for seed in range(options.runs // methods))
         epochs = ["--mask-epochs", str(options.epochs), "--weight-epochs", str(options.epochs)]
         command = [sys.executable, "-m", "exssnet", "run", "split-cifar100", "--method", options.method, "--seeds",
-                   seeds, "--together", options.together, "--precision", options.precision, *epochs,
-                   "--out", str(out), "--json"]  # fmt: skip
+                   seeds, "--together", options.together, "--precision", options.precision, *epochs]  # fmt: skip
         started = time.time()
-        found = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        asked = [*command, "--out", str(out), "--json"]
+        found = subprocess.run(asked, env=environment, stdout=subprocess.PIPE, text=True)
+        if found.returncode:
+            sys.exit(found.returncode)  # it has said why
         ended = time.time() - started
         wall = max(file.stat().st_mtime for file in out.rglob("results.json")) - started
     records = json.loads(found.stdout)

@@ -141,7 +141,7 @@ def main() -> None:
         print(f"{name:24} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {shown} × dense"
               f"   first round {first[name]:.1f} s", flush=True)  # fmt: skip
     if options.json:
-        settings = {name: str(value) for name, value in vars(options).items()}
+        settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
         record = {"options": settings, "rows": rows, "versions": versions(), "device": device_name(options.device)}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

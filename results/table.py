@@ -17,6 +17,12 @@ PUBLISHED = {
     ("split-mnist", "ssnet+kkt"): 99.3,
     ("split-mnist", "exssnet"): 99.7,
     ("split-mnist", "exssnet+kkt"): 99.7,
+    ("split-cifar100", "supsup"): 62.1,
+    ("split-cifar100", "supsup+kkt"): 67.1,
+    ("split-cifar100", "ssnet"): 23.9,
+    ("split-cifar100", "ssnet+kkt"): 23.5,
+    ("split-cifar100", "exssnet"): 67.3,
+    ("split-cifar100", "exssnet+kkt"): 70.5,
 }
 
 

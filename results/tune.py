@@ -1,8 +1,9 @@
-"""Tries learning rates on the first tasks of a benchmark, and compares them on data held out of the training part.
+"""Tries learning rates and weight decays on the first tasks of a benchmark, and compares them on held-out data.
 
-    python results/tune.py split-cifar100 --tasks 2 --rates 0.003,0.01,0.03 --weight-rates 0.001,0.003,0.01 --out FOLDER
+    python results/tune.py split-cifar100 --tasks 3 --weight-rates 0.003,0.01 --decays 0,0.1 --out FOLDER
 
-The seed is one that no table uses. The test part decides nothing here.
+The held-out data is a share of each class's training data, the seed one that no table uses. The test part decides
+nothing here. Without decay the optimizer is Adam, with it AdamW.
 """
 
 import argparse
@@ -30,6 +31,11 @@ def first_tasks(benchmark: str, tasks: int, seed: int) -> dict[str, str | int]:
     return {"tasks": tasks, "class_order": ",".join(str(label) for group in groups for label in group)}
 
 
+def values(config: RunConfig) -> list[str]:
+    """What is tried."""
+    return [f"{value:g}" for value in (config.settings["lr"], config.settings["weight_lr"], config.weight_decay or 0)]
+
+
 def held_out(folder: Path) -> dict[str, float]:
     """The accuracy on held-out data after each phase's last epoch, averaged over the tasks."""
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -45,8 +51,10 @@ def main() -> None:
     parser.add_argument("--method", default="exssnet")
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=100)
-    parser.add_argument("--rates", type=numbers, default=[0.003, 0.01, 0.03])
-    parser.add_argument("--weight-rates", type=numbers, default=[0.001, 0.003, 0.01])
+    parser.add_argument("--rates", type=numbers, default=[0.01])
+    parser.add_argument("--weight-rates", type=numbers, default=[0.01])
+    parser.add_argument("--decays", type=numbers, default=[0.0])
+    parser.add_argument("--held-out", type=float, default=0.2)
     parser.add_argument("--mask-epochs", type=int)
     parser.add_argument("--weight-epochs", type=int)
     parser.add_argument("--together", default="auto")
@@ -57,14 +65,14 @@ def main() -> None:
     epochs = {"mask_epochs": options.mask_epochs, "weight_epochs": options.weight_epochs}
     configs = [
         resolve(
-            options.benchmark, options.method, options.seed, lr=rate, weight_lr=weight_rate, validation=0.1,
-            **first, **epochs,
+            options.benchmark, options.method, options.seed, lr=rate, weight_lr=weight_rate, optimizer="adamw",
+            weight_decay=decay, validation=options.held_out, **first, **epochs,
         )
-        for rate, weight_rate in product(options.rates, options.weight_rates)
+        for rate, weight_rate, decay in product(options.rates, options.weight_rates, options.decays)
     ]  # fmt: skip
 
     def folder(config: RunConfig) -> Path:
-        return options.out / f"{config.settings['lr']:g}-{config.settings['weight_lr']:g}"
+        return options.out / "-".join(values(config))
 
     each(
         lambda config, listener: run(config, folder(config), listener),
@@ -75,12 +83,11 @@ def main() -> None:
     print(
         f"{options.benchmark}, first {options.tasks} tasks, {options.method}, seed {options.seed}: held-out accuracy %"
     )
-    print("| mask rate | weight rate | after the mask | after the weights |")
-    print("| --- | --- | --- | --- |")
+    print("| mask rate | weight rate | decay | after the mask | after the weights |")
+    print("| --- | --- | --- | --- | --- |")
     for config in configs:
         found = held_out(folder(config) / config.folder)
-        settings = config.settings
-        cells = [f"{settings['lr']:g}", f"{settings['weight_lr']:g}", *(f"{value:.2f}" for value in found.values())]
+        cells = [*values(config), *(f"{value:.2f}" for value in found.values())]
         print(f"| {' | '.join(cells)} |")
 
 

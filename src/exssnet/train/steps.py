@@ -83,7 +83,10 @@ class GraphSteps(Steps):
             for number, size in enumerate(self.sizes, start=1):
                 self._graphs[size].replay()
                 progress(number / len(self.sizes))
-            torch.cuda.current_stream().synchronize()
+            # blocking: no core is kept busy with waiting
+            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            end.record()
+            end.synchronize()
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         """Run a few steps to let every library set itself up, take them back, and capture one."""

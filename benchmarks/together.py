@@ -1,0 +1,96 @@
+"""What a training step costs when several runs share one GPU, each captured, on a stream and in a thread of its own.
+
+    python benchmarks/together.py [--json FILE]
+
+ResNet-18 (width 20, batch 64) finding a mask, computed as runs on a GPU compute it. Times are medians over rounds, the
+numbers of runs taking turns in every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from exssnet.core.execution import CUDA
+from exssnet.core.subnetwork import ScoredSubnetwork
+from exssnet.data import TensorData
+from exssnet.experiments.run import device_name, versions
+from exssnet.methods.base import Phase
+from exssnet.methods.supsup import MaskSettings, SupSup
+from exssnet.models import build
+from exssnet.train.optimizers import optimizer_factory
+from exssnet.train.steps import GraphSteps
+from exssnet.train.turns import taking_turns
+from step import SHAPES, images
+
+NETWORK, BATCH = "resnet18", 64
+
+
+class Run:
+    """A run's steps, and the stream they are replayed on."""
+
+    def __init__(self, seed: int, data: TensorData) -> None:
+        shape, classes = SHAPES[NETWORK]
+        self.order = torch.arange(len(data), device="cuda")
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self.stream):
+            method = SupSup(build(NETWORK, shape, classes), MaskSettings(), seed)
+            method.to("cuda")
+            method.execute(replace(CUDA, compiled_batch=BATCH, structure="together"))
+            method.subnetwork = ScoredSubnetwork(method.network, "task", classes)
+            phase = Phase("mask", method.subnetwork.parameters(), 1, 0.001)
+            optimizer = optimizer_factory("adam")(phase.parameters, phase.lr)
+            self.steps = GraphSteps(method, data, phase, optimizer, BATCH)
+        self.epoch()  # captures
+
+    def epoch(self) -> None:
+        with taking_turns(), torch.cuda.stream(self.stream):
+            self.steps.epoch(self.order, 0.001, 0, lambda share: None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", default="1,2,4,8,12", help="numbers of runs at a time")
+    parser.add_argument("--steps", type=int, default=200, help="of each run, a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+
+    numbers = [int(number) for number in options.runs.split(",")]
+    data = images(NETWORK, "cuda", options.steps * BATCH)
+    runs = [Run(seed, data) for seed in range(max(numbers))]
+    times: dict[int, list[float]] = {number: [] for number in numbers}
+    for _ in range(options.rounds):
+        for number in numbers:
+            with ThreadPoolExecutor(number) as pool:
+                started = time.perf_counter()
+                list(pool.map(Run.epoch, runs[:number]))
+                seconds = time.perf_counter() - started
+            times[number].append(1000 * seconds / (options.steps * number))
+
+    print(f"{NETWORK}, batch {BATCH}, finding masks, {device_name('cuda')}")
+    alone = statistics.median(times[numbers[0]])
+    rows = []
+    for number, values in times.items():
+        middle = statistics.median(values)
+        rows.append({"runs": number, "ms_a_step_and_run": middle, "lowest": min(values), "highest": max(values),
+                     "times_as_fast": alone / middle})  # fmt: skip
+        print(f"{number:3} at a time  {middle:.3f} ms a step and run ({min(values):.3f} to {max(values):.3f}), "
+              f"{alone / middle:.2f} × the steps a second")  # fmt: skip
+    if options.json:
+        record = {"rows": rows, "steps": options.steps, "versions": versions(), "device": device_name("cuda")}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
