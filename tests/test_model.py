@@ -456,6 +456,7 @@ BAD = {
     "not examples": (3, {}, "give a pair"),
     "no epochs": ((X, Y), {"epochs": (0, 1)}, "mask_epochs is 0"),
     "negative rate": ((X, Y), {"lr": -1.0}, "lr is -1.0"),
+    "negative decay": ((X, Y), {"weight_decay": -1.0}, "weight_decay is -1.0"),
     "no batch": ((X, Y), {"batch_size": 0}, "batch_size is 0"),
     "unknown optimizer": ((X, Y), {"optimizer": "adm"}, "did you mean adam"),
     "best without validation": ((X, Y), {"select": "best"}, "needs a validation part"),
