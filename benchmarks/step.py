@@ -1,6 +1,9 @@
 """What a training step costs: masked against dense, in the same engine, interleaved in one process.
 
-    python benchmarks/step.py --device cuda --network resnet18 --precision bf16 --channels-last --compile
+    python benchmarks/step.py                                             # on a GPU, as runs compute there
+    python benchmarks/step.py --way cudnn                                 # the same, with cuDNN's convolutions
+    python benchmarks/step.py --way plain --single                        # operations one by one, in fp32
+    python benchmarks/step.py --device cpu --network lenet-300-100
 
 Each variant trains on random images, too many to learn by heart: then gradients would vanish and averages of them
 become numbers too small for the hardware to be fast with. The variants take turns in every round of steps; times are
@@ -14,12 +17,12 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from exssnet.core.execution import Execution
+from exssnet.core.execution import CPU, CUDA, PLAIN, Execution
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData
 from exssnet.data.tensors import Shared
@@ -62,14 +65,19 @@ def images(network: str, device: str, count: int) -> TensorData:
     return TensorData(Shared(pixels), torch.arange(count), labels, classes, pipeline).to(device)
 
 
-def steps_of(kind: str, options: argparse.Namespace, data: TensorData, compiled: bool, graph: bool) -> Steps:
+def execution(options: argparse.Namespace) -> Execution:
+    if options.device == "cpu":
+        return PLAIN if options.way == "plain" else CPU
+    way = {"runs": CUDA, "cudnn": replace(CUDA, narrow=0), "plain": PLAIN}[options.way]
+    low = torch.bfloat16 if options.precision == "bf16" else None
+    return replace(way, autocast=low, compiled_batch=options.batch_size if options.compile else 0)
+
+
+def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
     shape, classes = SHAPES[options.network]
     method = SupSup(build(options.network, shape, classes), MaskSettings(), seed=0)
     method.to(options.device)
-    low = torch.bfloat16 if options.precision == "bf16" else None
-    batch = options.batch_size if compiled else 0
-    execution = Execution(low, options.channels_last, options.multiple, options.narrow, batch)
-    method.network.execute(execution)
+    method.network.execute(execution(options))
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
     if kind == "dense":
@@ -78,51 +86,51 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData, compiled:
         method.subnetwork = WeightSubnetwork(scored, torch.ones_like(method.network.bank.used))
     phase = Phase(kind, method.subnetwork.parameters(), 1, 0.001)
     optimizer = optimizer_factory("adam")(phase.parameters, phase.lr)
-    return (GraphSteps if graph else Steps)(method, data, phase, optimizer, options.batch_size)
+    captured = options.device == "cuda" and not options.single
+    return (GraphSteps if captured else Steps)(method, data, phase, optimizer, options.batch_size)
 
 
-def variants(options: argparse.Namespace) -> Iterator[tuple[str, Steps]]:
-    data = images(options.network, options.device, IMAGES)
-    for compiled in (False, True) if options.compile else (False,):
-        for graph in (False, True) if options.device == "cuda" else (False,):
-            for kind in KINDS:
-                name = kind + (" compiled" if compiled else "") + (" graph" if graph else "")
-                if options.only in name:
-                    steps = steps_of(kind, options, data, compiled, graph)
-                    steps.sizes = steps.sizes[: options.steps]  # a round is a part of an epoch
-                    yield name, steps
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of this program and of profile_step.py, and those that follow from others."""
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--network", default="resnet18", choices=SHAPES)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--way", default="runs", choices=["runs", "cudnn", "plain"])
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU unless the way is plain")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--single", action="store_true", help="do not capture the step as a graph")
+    parser.add_argument("--search", action="store_true", help="let cuDNN search for its fastest kernels")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device")
+    fast = options.device == "cuda" and options.way != "plain"
+    options.precision = options.precision or ("bf16" if fast else "fp32")
+    options.compile = fast and not options.no_compile
+    return options
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--network", default="resnet18", choices=SHAPES)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=50, help="steps a round")
+    parser.add_argument("--steps", type=int, default=150, help="steps a round")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
-    parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--multiple", type=int, default=1, help="fill channels up to a multiple of this")
-    parser.add_argument(
-        "--narrow", type=int, default=0, help="our kernels for convolutions of at most so many channels"
-    )
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--only", default="", help="variants whose name contains this")
-    parser.add_argument("--no-search", action="store_true", help="take cuDNN's first choice of algorithms")
-    parser.add_argument("--deterministic", action="store_true", help="only algorithms that always give the same bits")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse(parser)
     torch.set_num_threads(options.threads)
-    torch.backends.cudnn.benchmark = not options.no_search
-    torch.backends.cudnn.deterministic = options.deterministic
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=True, benchmark=options.search, deterministic=not options.search, allow_tf32=False):
+        measure(options)
 
-    found = dict(variants(options))
+
+def measure(options: argparse.Namespace) -> None:
+    data = images(options.network, options.device, IMAGES)
+    found = {kind: steps_of(kind, options, data) for kind in KINDS}
     times: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}
     for number in range(options.rounds + 1):
         order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(number)).to(options.device)
         for name, steps in found.items():
+            steps.sizes = steps.sizes[: options.steps]  # a round is a part of an epoch
             started = time.perf_counter()
             steps.epoch(order, 0.001, 0, lambda share: None)  # ends with a look at the loss: synchronised
             seconds = time.perf_counter() - started
@@ -131,19 +139,18 @@ def main() -> None:
             else:
                 times[name].append(1000 * seconds / options.steps)
 
-    heading = f"{options.network}, batch {options.batch_size}, {options.precision}"
+    compiled = ", compiled" if options.compile else ""
     print(
-        f"{heading}, channels_last {options.channels_last}, multiple {options.multiple}, {device_name(options.device)}"
+        f"{options.network}, batch {options.batch_size}, {options.precision}, way {options.way}{compiled}, "
+        f"{device_name(options.device)}"
     )
     rows = []
     for name, values in times.items():
+        ratio = statistics.median(a / b for a, b in zip(values, times["dense"], strict=True))
         milliseconds = statistics.median(values)
-        dense = times.get(" ".join(["dense", *name.split()[1:]]))
-        ratio = statistics.median(a / b for a, b in zip(values, dense, strict=True)) if dense else None
         rows.append({"variant": name, "ms": milliseconds, "lowest": min(values), "highest": max(values),
                      "first_round_s": first[name], "over_dense": ratio})  # fmt: skip
-        shown = "–" if ratio is None else f"{ratio:.3f}"
-        print(f"{name:24} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {shown} × dense"
+        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {ratio:.3f} × dense"
               f"   first round {first[name]:.1f} s", flush=True)  # fmt: skip
     if options.json:
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}

@@ -9,13 +9,10 @@ from tests.core.networks import mlp, task
 from tests.stopping import cut_after
 from torch import nn
 
-from exssnet.core import reference
-from exssnet.core.convolution import convolve
 from exssnet.core.execution import CUDA, Execution
-from exssnet.core.layout import Layer, Layout
-from exssnet.core.loss import count, cross_entropy
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
+from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.together import run_all
 from exssnet.methods import parse
@@ -31,12 +28,6 @@ pytestmark = [
 ]
 
 
-if torch.cuda.is_available():
-    from exssnet.core.selection_triton import TritonSelector
-    from exssnet.data.batch_triton import FusedBatch, fused
-    from exssnet.train.adam_triton import LONG, LongAdam
-
-
 WAYS = {
     "plain": Execution(),
     "bf16, filled": Execution(torch.bfloat16, channels_last=True, channel_multiple=8),
@@ -44,136 +35,6 @@ WAYS = {
     "fp32, narrow": Execution(channels_last=True, narrow=192),
     "compiled": replace(CUDA, compiled_batch=60),
 }
-
-
-def layout_of(sizes):
-    layers, start = [], 0
-    for number, size in enumerate(sizes):
-        layers.append(Layer(str(number), (size,), 1, start))
-        start += size
-    return Layout(tuple(layers))
-
-
-@pytest.mark.parametrize("levels", [0, 1, 3, 1000])
-@pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9, 1.0])
-def test_selection_on_the_gpu_equals_the_reference_also_with_ties(levels, density):
-    sizes = [540, 3600, 230_400, 2048, 4097, 1000, 100_003]
-    layout = layout_of(sizes)
-    keep = tuple(reference.keep(size, density) for size in sizes)
-    places = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1)).int().cuda()
-    selector = TritonSelector(layout, keep, places, layout.size)
-    for seed in range(3):  # the counters must be clean again after each selection
-        draw = torch.Generator().manual_seed(seed)
-        scores = torch.randn(layout.size, generator=draw)
-        if levels:
-            scores = torch.randint(-levels, levels + 1, (layout.size,), generator=draw) / levels
-        weights = torch.randn(layout.size, generator=draw)
-        mask = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
-        wanted = torch.where(mask, weights, torch.zeros(()))
-        variable = scores.cuda().requires_grad_()
-        found = selector.masked_weights(variable, weights.cuda(), torch.float32)
-        assert torch.equal(found[places.long()].cpu(), wanted)
-        inflow = torch.randn(layout.size, generator=draw)
-        found.backward(inflow.cuda())
-        expected = reference.score_gradient(scores, weights, inflow[places.long().cpu()])
-        assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0)
-
-
-def test_selection_follows_scores_that_move_step_by_step():
-    """Most steps are known from the last threshold; ties and jumps between them must not confuse it."""
-    layout = layout_of([540, 230_400, 30_000])
-    keep = tuple(reference.keep(layer.size, 0.1) for layer in layout.layers)
-    places = torch.arange(layout.size, dtype=torch.int32, device="cuda")
-    selector = TritonSelector(layout, keep, places, layout.size)
-    draw = torch.Generator().manual_seed(0)
-    scores, weights, left = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
-    for step in range(12):
-        scores += 0.001 * torch.randn(layout.size, generator=draw)
-        if step == 8:
-            scores *= 3  # out of every window
-        if step >= 10:
-            scores = (100 * scores).round() / 100  # many equals
-        mask = torch.cat([reference.mask(piece, 0.1) for piece in layout.slices(scores)])
-        found = selector.masked_weights(scores.cuda(), weights.cuda(), torch.float32)
-        assert torch.equal(found.bool().cpu(), mask)
-        left.append(selector.left.tolist())
-    assert left[0] == left[8] == [2, 2, 2]
-    assert left[5] == [0, 0, 0]
-    assert left[11][1:] == [1, 1]
-
-
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 7, 5)])
-def test_a_batch_in_one_launch_equals_the_plain_transforms_bit_for_bit(shape):
-    images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).cuda()
-    scale = Normalize.channels(1 / 255, (0.5, 0.4, 0.3)[: shape[0]], (0.2, 0.3, 0.25)[: shape[0]]).to("cuda")
-    rows = torch.randint(0, 50, (13,), device="cuda")
-    for steps in [(scale,), (HorizontalFlip(), scale), (RandomCrop(4), HorizontalFlip(), scale)]:
-        fast, plain = fused(images, Pipeline(steps)), Pipeline(steps)
-        assert isinstance(fast, FusedBatch)
-        assert torch.equal(fast(rows, None), plain(images[rows], None))
-        one, two = (torch.Generator("cuda").manual_seed(5) for _ in range(2))
-        assert torch.equal(fast(rows, one), plain(images[rows], two))
-    assert fused(images, Pipeline((RandomCrop(4), scale))) is None
-
-
-@pytest.mark.parametrize(("rows", "classes"), [(64, 20), (1, 2), (300, 200), (5, 1000), (16, 5000)])
-def test_the_loss_and_its_count_equal_torchs(rows, classes):
-    draw = torch.Generator().manual_seed(0)
-    logits = (5 * torch.randn(rows, classes, generator=draw)).cuda().requires_grad_()
-    labels = torch.randint(0, classes, (rows,), generator=draw).cuda()
-    loss, total = cross_entropy(logits, labels), torch.tensor([1.0, 2.0], device="cuda")
-    (2 * loss).backward()
-    found, logits.grad = logits.grad, None
-    expected = nn.functional.cross_entropy(logits, labels)
-    (2 * expected).backward()
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found, logits.grad, rtol=1e-4, atol=1e-7)
-    count(total, loss, logits, labels)
-    right = int((logits.argmax(1) == labels).sum())
-    assert total[1] == 2 + right
-    assert float(total[0]) == pytest.approx(1 + expected.item() * rows, rel=1e-5)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_adam_for_long_vectors_equals_torchs(decay):
-    sizes, draw = (LONG, 3 * LONG + 7, 5), torch.Generator().manual_seed(0)
-    start = [torch.randn(size, generator=draw).cuda() for size in sizes]
-    one, two = ([piece.clone().requires_grad_() for piece in start] for _ in range(2))
-    rate = torch.tensor(0.01, device="cuda")
-    ours = LongAdam(one, rate, weight_decay=decay)
-    theirs = torch.optim.AdamW(two, rate.clone(), weight_decay=decay, fused=True, capturable=True)
-    for step in range(30):
-        for p, q in zip(one, two, strict=True):
-            p.grad = (10 ** (-step / 5) * torch.randn(len(p), generator=draw)).cuda()
-            q.grad = p.grad.clone()
-        ours.step()
-        theirs.step()
-    for p, q in zip(one, two, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-    assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
-    assert ours.state[one[0]]["step"] == 30
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "size", "kernel", "stride"),
-    [(3, 20, 32, 3, 1), (20, 20, 32, 3, 1), (20, 40, 32, 3, 2), (20, 40, 33, 1, 2), (80, 160, 8, 3, 2),
-     (160, 160, 4, 3, 1), (5, 7, 9, 5, 1)],
-)  # fmt: skip
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.005), (torch.float32, 2e-6)])
-def test_convolutions_of_few_channels_equal_torchs(inputs, outputs, size, kernel, stride, dtype, tolerance):
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(7, inputs, size, size, generator=draw).cuda().to(dtype).requires_grad_()
-    weight = torch.randn(outputs, inputs, kernel, kernel, generator=draw).cuda().to(dtype).requires_grad_()
-    out = convolve(x, weight, stride, kernel // 2)
-    inflow = torch.randn(out.shape, generator=draw).cuda().to(dtype)
-    out.backward(inflow)
-    exact = [tensor.detach().double().cpu().requires_grad_() for tensor in (x, weight)]
-    expected = nn.functional.conv2d(*exact, stride=stride, padding=kernel // 2)
-    expected.backward(inflow.double().cpu())
-    for found, wanted in ((out, expected), (x.grad, exact[0].grad), (weight.grad, exact[1].grad)):
-        assert (found.double().cpu() - wanted).abs().max() <= tolerance * wanted.abs().max()
-    again = convolve(x, weight, stride, kernel // 2)
-    assert torch.equal(again, out)
 
 
 def learned(execution, module, number=2, batch_size=32, **sizes):
@@ -207,10 +68,11 @@ def pictures():
     return Task(0, "a", (0, 1), data, data)
 
 
-def learned_pictures(execution):
+def learned_pictures(execution, module=None):
     new = pictures()
     settings = MaskSettings(density=0.3, mask_epochs=10, weight_epochs=10)
-    method = parse("exssnet")[0](build("resnet18", (3, 16, 16), 2, width=12), settings, 0)
+    torch.manual_seed(0)
+    method = parse("exssnet")[0](module or build("resnet18", (3, 16, 16), 2, width=12), settings, 0)
     method.to("cuda")
     method.execute(execution)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
@@ -254,26 +116,94 @@ def test_memory_on_the_gpu_grows_by_the_masks_bits_alone():
     assert (held[5] - held[2]) / 3 < each + 4096
 
 
-def test_runs_together_leave_the_records_of_runs_alone(tmp_path):
-    configs = [
-        resolve("split-digits", name, seed, tasks=3, mask_epochs=3, weight_epochs=3)
-        for name in ("exssnet+kkt", "ssnet")
-        for seed in (0, 1)
+def test_memory_of_a_run_on_the_gpu_grows_by_the_masks_bits_alone(tmp_path):
+    held = []
+
+    class Scales(Listener):
+        def task_ended(self, name, accuracies):
+            gc.collect()
+            held.append(torch.cuda.memory_allocated())
+
+    config = resolve("split-digits", "exssnet", 0, mask_epochs=1, weight_epochs=1)
+    bits = run_all([config], tmp_path, [Scales()], 1000.0)[0]["storage"]["mask_bits"]
+    assert (held[4] - held[2]) / 2 < bits / 8 / 5 + 4096
+
+
+NETWORKS = {"mlp": {}, "convolutions": {"network": "resnet18", "width": 8.0}}
+
+
+def short_runs(network, methods=("exssnet+kkt", "ssnet"), seeds=(0, 1, 2, 3), **changes):
+    lengths = {"tasks": 3, "mask_epochs": 3, "weight_epochs": 3}
+    return [
+        resolve("split-digits", name, seed, **lengths, **NETWORKS[network], **changes)
+        for name in methods
+        for seed in seeds
     ]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_runs_together_leave_the_records_of_runs_alone(network, tmp_path):
+    configs = short_runs(network)  # more captures than there are streams
     quiet = [Listener() for _ in configs]
     alone = run_all(configs, tmp_path / "alone", quiet, 1000.0, together=1)
-    together = run_all(configs, tmp_path / "together", quiet, 1000.0, together=4)
+    together = run_all(configs, tmp_path / "together", quiet, 1000.0, together=8)
     for one, other in zip(alone, together, strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 
-def test_a_run_on_the_gpu_resumes_to_the_same_record(tmp_path, monkeypatch):
-    config = resolve("split-digits", "exssnet+kkt", 0, tasks=3, mask_epochs=3, weight_epochs=3)
+def test_when_one_of_the_runs_together_fails_the_others_can_go_on_later(tmp_path):
+    good, bad = short_runs("mlp", ["exssnet"]), short_runs("mlp", ["ssnet"], [0], lr=1e38)
+    with pytest.raises(InputError, match="lower the learning rate"):
+        run_all([*good, *bad], tmp_path / "cut", [Listener()] * 5, 0.0, together=5)
+    alone = run_all(good, tmp_path / "alone", [Listener()] * 4, 1000.0)
+    resumed = run_all(good, tmp_path / "cut", [Listener()] * 4, 0.0, together=4)
+    for one, other in zip(alone, resumed, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_run_on_the_gpu_resumes_to_the_same_record(network, tmp_path, monkeypatch):
+    config = short_runs(network, ["exssnet+kkt"], [0])[0]
     whole = run_all([config], tmp_path / "whole", [Listener()], 1000.0)[0]
     with cut_after(monkeypatch, 8):
         run_all([config], tmp_path / "cut", [Listener()], 0.0)
     resumed = run_all([config], tmp_path / "cut", [Listener()], 0.0)[0]
     assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
+
+
+class Twice(nn.Module):
+    """A convolution that is used twice, and sums without a normalisation before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.again = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.Conv2d(12, 12, 3, padding=1, bias=False)
+        self.head = nn.Linear(12, 2)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(2):
+            x = torch.relu(self.again(x) + x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("way", ["bf16, narrow", "compiled"])
+def test_a_convolution_that_is_used_twice_is_captured_right(way, monkeypatch):
+    graph = learned_pictures(WAYS[way], Twice())[0]
+    monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+    plain = learned_pictures(WAYS[way], Twice())[0]
+    assert graph.tasks["a"].digests == plain.tasks["a"].digests
+
+
+def test_a_second_task_compiles_nothing(tmp_path):
+    graphs = []
+
+    class Counts(Listener):
+        def task_ended(self, name, accuracies):
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    run_all(short_runs("convolutions", ["exssnet"], [7], batch_size=61), tmp_path, [Counts()], 1000.0)
+    assert graphs[0] > 0
+    assert len(set(graphs)) == 1
 
 
 def test_captured_steps_draw_the_dropout_that_single_steps_draw(monkeypatch):

@@ -257,6 +257,24 @@ def test_a_module_that_changes_what_tasks_share_is_refused(buffer, always):
         Model(Centred(buffer, always), density=0.5).learn("a", examples(0), epochs=(1, 1))
 
 
+class Shrinking(nn.Module):
+    """Writes into the weight of its layer, which is handed in from outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 2, bias=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.weight.mul_(0.9)
+        return self.layer(x)
+
+
+def test_a_module_that_writes_into_its_weights_is_refused():
+    with pytest.raises(InputError, match=r"changes its tensor 'layer\.weight' while it runs"):
+        Model(Shrinking(), density=0.5).learn("a", examples(0), epochs=(1, 1))
+
+
 def test_a_buffer_that_changes_in_training_only_is_private_and_safe():
     model = Model(Centred(buffer=True, always=False), density=0.5)
     model.learn("a", examples(0), epochs=(1, 1))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from exssnet.core import reference
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.selection import keep_counts, keep_only, masked_weights, select, step_selector
+from exssnet.core.selection import keep_counts, keep_only, masked_weights, select
 from exssnet.core.selection_cpu import BandSelector
 from exssnet.core.selection_numba import CompiledSelector
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
@@ -283,12 +283,6 @@ def test_training_with_the_compiled_selector_and_without_is_the_same(monkeypatch
 def test_the_compiler_is_imported_only_when_a_task_is_learned():
     program = "import sys, exssnet, exssnet.cli; assert not {'numba', 'llvmlite'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_what_numba_cannot_do_is_left_to_numpy():
-    layout = layout_of([(500,)])
-    selector = step_selector(layout, (50,), None, torch.zeros(500, dtype=torch.float16))
-    assert isinstance(selector, BandSelector)
 
 
 @selectors

@@ -19,12 +19,17 @@ from exssnet.methods.supsup import MaskSettings
 from exssnet.train import Trainer
 
 
-@given(st.integers(3, 80), st.integers(2, 5), st.integers(1, 12), st.integers(0, 2**31), st.booleans())
-def test_nearest_neighbour_accuracy_equals_the_reference(rows, classes, neighbours, seed, coarse):
+@given(
+    st.integers(3, 80), st.integers(2, 5), st.integers(1, 12), st.integers(0, 2**31), st.booleans(),
+    st.sampled_from([None, float("inf"), float("nan")]),
+)  # fmt: skip
+def test_nearest_neighbour_accuracy_equals_the_reference(rows, classes, neighbours, seed, coarse, odd):
     draw = torch.Generator().manual_seed(seed)
     features = torch.randn(rows, 3, generator=draw)
     if coarse:  # equal distances and tied votes
         features = features.round()
+    if odd is not None:
+        features[torch.rand(features.shape, generator=draw) < 0.1] = odd
     labels = torch.randint(0, classes, (rows,), generator=draw)
     found = knn_accuracy(features, labels, classes, neighbours)
     assert found == pytest.approx(reference.knn_accuracy(features, labels, k=neighbours))

@@ -58,3 +58,10 @@ def test_five_tasks_on_a_gpu_hold_one_copy_and_their_batches_can_be_captured(dig
         captured, _ = tasks[1].batch(index)
     graph.replay()
     assert torch.equal(captured, expected)
+
+
+def test_images_in_another_order_of_memory_are_put_in_order():
+    images = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3).permute(0, 3, 1, 2)
+    shared = Shared(images)
+    assert shared.on("cpu").is_contiguous()
+    assert torch.equal(shared.on("cpu"), images)

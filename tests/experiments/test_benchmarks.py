@@ -15,7 +15,7 @@ QUICK = {"mask_epochs": 1, "weight_epochs": 1}
 @pytest.mark.parametrize("benchmark", recipes())
 def test_a_recipe_resolves_for_every_method_and_names_only_known_settings(benchmark):
     for name in methods():
-        config = resolve(benchmark, name, seed=3)
+        config = resolve(benchmark, name, 3)
         assert config.class_order_seed == (3 if config.stream == "split" else 0)
         assert config.settings["density"] == 0.1
         assert recipes()[benchmark]["methods"][name].items() <= config.settings.items()

@@ -14,6 +14,7 @@ import yaml
 from tests.stopping import cut_after
 
 from exssnet.errors import DataError, InputError, RunError
+from exssnet.experiments.benchmarks import recipes
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import prepare, run
 from exssnet.train import Listener
@@ -183,7 +184,7 @@ def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monk
             return stream, method
 
         monkeypatch.setattr(f"{module}.prepare", other)
-    with pytest.raises(RunError, match="begun with other data or versions"):
+    with pytest.raises(RunError, match="begun with other data, versions"):
         run(short(), tmp_path)
 
 
@@ -284,9 +285,24 @@ def test_a_config_file_is_checked_like_a_new_run(tmp_path, line):
 
 def test_a_config_file_reads_as_it_was_written(tmp_path):
     file = tmp_path / "config.yaml"
-    for config in (short(), short("supsup", density=0.3), resolve("permuted-mnist", "exssnet", 4)):
+    configs = [resolve(benchmark, "exssnet", 4) for benchmark in recipes()]
+    configs += [short(), short("supsup", density=0.3), resolve("split-cifar100", "exssnet", 4, optimizer="sgd")]
+    for config in configs:
         file.write_text(config.to_yaml())
         assert RunConfig.read(file) == config
+
+
+def test_a_config_file_says_everything_whatever_the_recipe_says_today(tmp_path):
+    file = tmp_path / "config.yaml"
+    config = resolve("split-cifar100", "exssnet", 0, optimizer="adam")
+    file.write_text("".join(line for line in config.to_yaml().splitlines(True) if not line.startswith("weight_decay")))
+    assert RunConfig.read(file) == config
+
+
+def test_a_recipes_decay_goes_with_its_own_optimizer():
+    assert resolve("split-cifar100", "exssnet", 0).weight_decay == 0.1
+    assert resolve("split-cifar100", "exssnet", 0, optimizer="adam").weight_decay is None
+    assert resolve("split-cifar100", "exssnet", 0, optimizer="adam", weight_decay=0.2).weight_decay == 0.2
 
 
 def command(out, *extra):

@@ -95,7 +95,7 @@ def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padd
         from exssnet.core import convolution_triton as kernels
 
         inflow, x = ordered(inflow), ordered(x)
-        with side.beside(inflow, x) as kept:
+        with side.beside(weight, inflow, x) as kept:
             return kept(kernels.weight_gradient(inflow, x, weight.shape[2], stride, padding))
     return ordered(_backward(inflow, x, weight, stride, padding, [False, True, False])[1])
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed, also for torch.compile on a GPU."""
     return find_spec("triton") is not None
 
 
 def has_kernels(x: Tensor, *dtypes: torch.dtype) -> bool:
     """Whether a kernel for numbers of these types takes the tensor."""
-    return x.is_cuda and x.dtype in dtypes and _has_triton()
+    return x.is_cuda and x.dtype in dtypes and has_triton()

@@ -113,7 +113,7 @@ class MaskedNetwork:
     ) -> Tensor:
         """Logits [B, classes] of the module under these weights by layer, as it runs with them, and own tensors."""
         tensors = self._tensors(layers, own, classes)
-        fixed = self.frozen if training else tensors
+        fixed = {**self.frozen, **layers} if training else tensors
         logits = self.runner.run(tensors, self._input(x), training=training, fixed=fixed)
         if logits.ndim != 2 or logits.shape[1] != classes:
             raise InputError(

@@ -28,11 +28,17 @@ class _Form:
         self.lock = threading.RLock()  # tensors are swapped into the one skeleton
         self.compiled: Call | None = None
         if execution.compiled_batch:
-            limit = torch._dynamo.config.recompile_limit
-            torch._dynamo.config.recompile_limit = max(limit, 1000)  # every network is compiled for itself
-            # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line
-            options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False}
-            self.compiled = torch.compile(self.call, dynamic=False, options=options)
+            # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line;
+            # and the order of sums must not follow from a timing
+            options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False, "deterministic": True}
+            compiled = torch.compile(self.call, dynamic=False, options=options)
+
+            def called(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+                with torch._dynamo.config.patch(recompile_limit=1000):  # every thread has its own; heads differ in size
+                    out: Tensor = compiled(tensors, x)
+                return out
+
+            self.compiled = called
 
     def call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         if self.execution.channels_last and x.ndim == 4:

@@ -96,7 +96,7 @@ def step_selector(
 ) -> CpuSelector | TritonSelector | None:
     """What selects fast in step after step for such weights; None where there is nothing of the kind."""
     if not weights.is_cuda:
-        return _cpu_selector(layout, keep, weights.dtype)
+        return _cpu_selector(layout, keep)
     if not has_kernels(weights, torch.float32):
         return None
     from exssnet.core.selection_triton import TritonSelector
@@ -104,11 +104,9 @@ def step_selector(
     return TritonSelector(layout, keep, arrangement.places, arrangement.size)
 
 
-def _cpu_selector(layout: Layout, keep: tuple[int, ...], dtype: torch.dtype) -> CpuSelector:
+def _cpu_selector(layout: Layout, keep: tuple[int, ...]) -> CpuSelector:
     from exssnet.core.selection_cpu import BandSelector
 
-    if dtype not in (torch.float32, torch.float64):
-        return BandSelector(layout, keep)
     try:
         from exssnet.core.selection_numba import CompiledSelector
     except ImportError:  # no numba, or one that does not fit this numpy

@@ -97,8 +97,8 @@ def _exact(
     found, wanted, _ = _bin(coarse, segment, missing)
     known = (missing > 0) & (found >= 0)
     base = low + (found << SHIFT)
-    value = _keys(scores, at, inside) - base
-    tl.atomic_add(fine + segment * BINS + value, 1, mask=known & inside & (value >> SHIFT == 0))
+    value = tl.where(known, _keys(scores, at, inside) - base, -1)
+    tl.atomic_add(fine + segment * BINS + value, 1, mask=inside & (value >> SHIFT == 0))
     if _is_first(block, segment, segments):
         tl.store(state + 2 * segment, tl.where(known, base, -1))
         tl.store(state + 2 * segment + 1, wanted)
@@ -121,7 +121,7 @@ def _write(
     chosen = (keys > threshold) | ((keys == threshold) & (tied == 0))
     values = tl.where(chosen, tl.load(weights + at, mask=inside, other=0.0), 0.0)
     place = tl.load(places + at, mask=inside, other=0)
-    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside & (base >= 0))
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=tl.where(inside, base, -1) >= 0)
     tl.store(equals + block, tl.sum((keys == threshold).to(tl.int32), 0))
     if _is_first(block, segment, segments):
         tl.store(left + segment, tl.where(base >= 0, tl.where(tied, TIED, DONE), UNKNOWN))

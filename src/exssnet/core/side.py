@@ -3,6 +3,10 @@
 The gradient of a weight is asked for only at the end of the backward pass, and one layer's is too little work to fill a
 GPU. So, while a step is captured, it goes to a second stream, and the graph has two lines that run at the same time.
 Not captured, everything stays in one line.
+
+What the second line reads is held until the lines join, so that nobody writes to it or gets its memory. A weight that
+is used twice in a step has two gradients that are added up before that: its second one waits for the first, in the main
+line.
 """
 
 from __future__ import annotations
@@ -10,32 +14,63 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
 
+_capturing = threading.Lock()  # one capture at a time: they share the streams below
 
-class _Forked(threading.local):
-    """The second stream of every main line that this thread captures."""
+
+@cache
+def _stream(device: torch.device, line: int) -> torch.cuda.Stream:
+    """The stream on which a step's main line (0) or second line (1) is captured.
+
+    PyTorch hands out the same 32 streams again and again. Streams for every capture would soon be those on which other
+    runs replay their steps meanwhile.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class _Second(threading.local):
+    """What this thread has launched beside its main line since the lines were last one."""
 
     def __init__(self) -> None:
-        self.streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        self.held: list[Tensor] = []
+        self.weights: set[int] = set()
 
 
-_forked = _Forked()
+_second = _Second()
 
 
 @contextmanager
-def beside(*read: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Launch beside the main line what reads these tensors; the result goes through the function that is given."""
-    if not read[0].is_cuda or not torch.cuda.is_current_stream_capturing():
+def capture(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Have the stream on which to capture a step, and nobody else capturing."""
+    with _capturing:
+        _second.forget()  # what a capture that failed may have left
+        yield _stream(device, 0)
+
+
+@contextmanager
+def beside(weight: Tensor, *read: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Launch beside the main line what makes a weight's gradient from these tensors.
+
+    The result goes through the function that is given.
+    """
+    if not weight.is_cuda or not torch.cuda.is_current_stream_capturing():
         yield lambda result: result
         return
-    main = torch.cuda.current_stream()
-    if main not in _forked.streams:
-        _forked.streams[main] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    other = _forked.streams[main]
+    if weight.data_ptr() in _second.weights:
+        join()
+        yield lambda result: result
+        return
+    main, other = torch.cuda.current_stream(), _stream(weight.device, 1)
     other.wait_stream(main)
+    _second.held += read
+    _second.weights.add(weight.data_ptr())
 
     def kept(result: Tensor) -> Tensor:
         result.record_stream(main)
@@ -49,8 +84,7 @@ def beside(*read: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
 
 def join() -> None:
     """Let the main line wait for what was launched beside it."""
-    if not _forked.streams or not torch.cuda.is_current_stream_capturing():
-        return
-    main = torch.cuda.current_stream()
-    if main in _forked.streams:
-        main.wait_stream(_forked.streams.pop(main))
+    if _second.weights and torch.cuda.is_current_stream_capturing():
+        main = torch.cuda.current_stream()
+        main.wait_stream(_stream(main.device, 1))
+        _second.forget()

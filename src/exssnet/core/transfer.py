@@ -52,9 +52,9 @@ def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int
 
 def _smallest(distances: Tensor, count: int) -> Tensor:
     """Where each row's smallest distances are, in order; equals by index, which a plain `topk` does not promise."""
-    # the bits of floats from zero up are in the order of the floats
+    # the bits of floats from zero up are in the order of the floats; without its sign, a NaN is the largest
     places = torch.arange(distances.shape[1], device=distances.device)
-    keys = (distances.view(torch.int32).long() << 32) | places
+    keys = ((distances.view(torch.int32) & 0x7FFFFFFF).long() << 32) | places
     return keys.topk(count, dim=1, largest=False, sorted=True).values & 0xFFFFFFFF
 
 

@@ -17,7 +17,7 @@ class Shared:
     """A tensor with at most one copy on each device, however many tasks read it there."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._copies = {tensor.device: tensor}
+        self._copies = {tensor.device: tensor.contiguous()}  # the kernel that makes batches counts on it
         self.shape = tensor.shape
 
     def on(self, device: str | torch.device) -> Tensor:

@@ -66,7 +66,8 @@ class RunConfig:
             named = {name: found.pop(name) for name in BY_NAME}
             settings = named.pop("settings")
             settings.pop("kkt", None)  # follows from the method's name
-            return resolve(**named, **found, **settings)
+            recipe(named["benchmark"])  # must be known; what it says today does not matter
+            return _built(**named, values=found | settings)
         except InputError as error:
             raise RunError(f"{file} cannot be used: {error}") from error
         except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
@@ -81,40 +82,54 @@ class RunConfig:
         return fields + sorted(n for n in names if mine["settings"].get(n) != theirs["settings"].get(n))
 
 
-def resolve(benchmark: str, method: str, seed: int, **changes: Any) -> RunConfig:
+def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunConfig:
     """The benchmark's recipe for a method, with changes (None: not changed); unknown names are refused."""
     from exssnet.methods import parse
 
     given = dict(recipe(benchmark))
-    kind, kkt = parse(method)
-    seed = typed("seed", seed, int)
     given.pop("description")
-    own = given.pop("methods").get(kind.name, {})
-    fields = {name: hint for name, hint in get_type_hints(RunConfig).items() if name not in BY_NAME}
-    setting_fields = get_type_hints(kind.settings_type)
-    if "kkt" in setting_fields:
-        setting_fields.pop("kkt")
-        own = own | {"kkt": kkt}
-    for name, value in changes.items():
-        if value is None:
-            continue
-        if name in setting_fields:
-            own[name] = typed(name, value, setting_fields[name])
-        elif name in fields:
-            given[name] = value
-        else:
-            raise InputError(f"method '{method}' has no setting '{name}'")
+    own = given.pop("methods").get(parse(method)[0].name, {})
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if "optimizer" in changes:
+        given.pop("weight_decay", None)  # it goes with the recipe's own optimizer
     if given["stream"] == "split":
         given.setdefault("class_order_seed", seed)
-    elif refused := [name for name in OF_CLASSES if changes.get(name) not in (None, getattr(RunConfig, name))]:
-        raise InputError(f"{benchmark} has all classes in every task: it takes no {refused[0]}")
-    shared = {name: typed(name, value, fields[name]) for name, value in given.items()}
-    settings = dataclasses.asdict(kind.settings_type(**own))
-    config = RunConfig(benchmark=benchmark, method=method, seed=seed, settings=settings, **shared)
-    return _checked(config)
+    return _built(benchmark, method, seed, given | own | changes)
+
+
+def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
+    """A configuration of these fields and settings, each checked."""
+    from exssnet.methods import parse
+
+    kind, kkt = parse(method)
+    seed = typed("seed", seed, int)
+    fields = {name: hint for name, hint in get_type_hints(RunConfig).items() if name not in BY_NAME}
+    setting_fields = get_type_hints(kind.settings_type)
+    settings: dict[str, Any] = {}
+    if "kkt" in setting_fields:
+        setting_fields.pop("kkt")
+        settings["kkt"] = kkt
+    shared: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in BY_NAME:
+            raise InputError(f"{name} is no setting: it says which run it is")
+        if name in setting_fields:
+            settings[name] = typed(name, value, setting_fields[name])
+        elif name in fields:
+            shared[name] = typed(name, value, fields[name])
+        else:
+            raise InputError(f"method '{method}' has no setting '{name}'")
+    if shared["stream"] != "split":
+        for name in OF_CLASSES:
+            if shared.get(name, getattr(RunConfig, name)) != getattr(RunConfig, name):
+                raise InputError(f"{benchmark} has all classes in every task: it takes no {name}")
+    made = dataclasses.asdict(kind.settings_type(**settings))
+    return _checked(RunConfig(benchmark=benchmark, method=method, seed=seed, settings=made, **shared))
 
 
 def _checked(config: RunConfig) -> RunConfig:
+    from exssnet.core.kernels import has_triton
+
     if config.stream not in STREAMS:
         raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
     if not 0 <= config.threads <= 1024:
@@ -122,13 +137,25 @@ def _checked(config: RunConfig) -> RunConfig:
     _choice("evaluate", config.evaluate, ("all", "ends"))
     device = _device(config.device)
     gpu = device.startswith("cuda")
-    precision = _choice("precision", config.precision, ("fp32", "bf16"), "bf16" if gpu else "fp32")
-    compiled = _choice("compile", config.compile, ("on", "off"), "on" if gpu else "off")
+    low, compiler = (_has_bf16(device), has_triton()) if gpu else (False, False)
+    precision = _choice("precision", config.precision, ("fp32", "bf16"), "bf16" if low else "fp32")
+    compiled = _choice("compile", config.compile, ("on", "off"), "on" if compiler else "off")
     if not gpu and precision == "bf16":
         raise InputError("precision bf16 on a CPU trains about ten times slower than fp32: use fp32, or --device cuda")
     if not gpu and compiled == "on":
         raise InputError("compile is for a GPU, and does not pay on a CPU: leave it off, or use --device cuda")
+    if precision == "bf16" and not low:
+        raise InputError(f"precision bf16 is not for this GPU, {device}: use fp32")
+    if compiled == "on" and not compiler:
+        raise InputError("compile on needs Triton, which is not installed: leave it off, or install triton")
     return dataclasses.replace(config, device=device, precision=precision, compile=compiled)
+
+
+def _has_bf16(device: str) -> bool:
+    import torch
+
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...], automatic: str | None = None) -> str:
@@ -157,7 +184,12 @@ def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
     """Values written on a command line, as YAML reads them: numbers, booleans, words."""
     import yaml
 
-    return {name: yaml.safe_load(text) for name, text in pairs.items()}
+    try:
+        found = {name: yaml.safe_load(text) for name, text in pairs.items()}
+    except yaml.YAMLError:
+        raise InputError(f"--set {' '.join(f'{n}={t}' for n, t in pairs.items())}: a value cannot be read") from None
+    words = {"on", "off", "yes", "no"}  # YAML takes them for booleans; here they are words
+    return {name: pairs[name] if pairs[name].lower() in words else value for name, value in found.items()}
 
 
 def _device(name: str) -> str:

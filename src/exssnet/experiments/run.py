@@ -40,12 +40,15 @@ def run(
     if record is not None:
         return record
     with computing(config):
-        stream, method = prepare(config)
-        with folder.writing():
-            record = folder.results()  # another process may have finished it while we prepared
-            if record is None:
-                record = _Run(config, folder, stream, method, listener or Listener(), checkpoint_seconds).finish()
-            return record
+        try:
+            stream, method = prepare(config)
+            with folder.writing():
+                record = folder.results()  # another process may have finished it while we prepared
+                if record is None:
+                    record = _Run(config, folder, stream, method, listener or Listener(), checkpoint_seconds).finish()
+                return record
+        except torch.OutOfMemoryError as error:
+            raise RunError("the GPU's memory is full: lower --together or --batch-size, or free the GPU") from error
 
 
 def prepare(config: RunConfig) -> tuple[Stream, Method]:
@@ -90,9 +93,9 @@ class _Run:
     ) -> None:  # fmt: skip
         self.config, self.folder, self.stream, self.method = config, folder, stream, method
         self.listener = listener
-        self.matrix: list[list[float | None]] = []  # a row per learned task, as far as it was learned then
+        self.rows: list[list[float]] = []  # per learned task: the accuracies measured then, up to its own
         self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
-        self._tests: dict[int, Data] = {}
+        self._tests: dict[int, Data] = {}  # not on the device, where they would take more room than the masks
         self._checkpoint_seconds = checkpoint_seconds
         self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
         self.trainer = Trainer(
@@ -101,7 +104,7 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         snapshot = self._resume()
-        for index in range(len(self.matrix), len(self.stream)):
+        for index in range(len(self.rows), len(self.stream)):
             task = _on(self.stream[index], self.config.device)
             self.seconds.append(self.trainer.learn(task, snapshot))
             snapshot = None
@@ -116,24 +119,18 @@ class _Run:
         """The test split is read here and nowhere else: once per learned task and task."""
         started = time.perf_counter()
         last = learned.index + 1 == len(self.stream)
-        every = self.config.evaluate == "all" or last
-        row = [self._accuracy(index, learned) if every or index == learned.index else None
-               for index in range(learned.index + 1)]  # fmt: skip
+        first = 0 if self.config.evaluate == "all" or last else learned.index
+        row = [self._accuracy(index) for index in range(first, learned.index + 1)]
         self.seconds[-1]["evaluation"] = time.perf_counter() - started
-        self.matrix.append(row)
+        self.rows.append(row)
         self.folder.log(event="task", task=learned.name, accuracies=row)
-        self.listener.task_ended(learned.name, [a for a in row if a is not None])
+        self.listener.task_ended(learned.name, row)
 
-    def _accuracy(self, index: int, learned: Task) -> float:
-        if index == learned.index:
-            test = learned.test
-        elif index in self._tests:
-            test = self._tests[index]
-        else:
-            test = self.stream[index].test.to(self.config.device)
+    def _accuracy(self, index: int) -> float:
+        test = self._tests[index] if index in self._tests else self.stream[index].test
         if self.config.evaluate == "all":
             self._tests[index] = test  # it will be asked for after every task
-        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test)
+        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test.to(self.config.device))
 
     # --- stopping and going on -------------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class _Run:
         progress = {
             "method": facts,
             "position": position,
-            "matrix": self.matrix,
+            "rows": self.rows,
             "seconds": self.seconds,
             "elapsed": self._elapsed(),
             "log": self.folder.log_size(),
@@ -166,11 +163,11 @@ class _Run:
         tensors, progress = checkpoint.read(self.folder.checkpoint)
         if progress.get("made_with") != self._made_with():
             raise RunError(
-                f"{self.folder.path} was begun with other data or versions of torch or exssnet: "
+                f"{self.folder.path} was begun with other data, versions of torch or exssnet, or another GPU: "
                 f"delete the folder to start the run anew"
             )
         self.method.load_state(checkpoint.part(tensors, "method."), progress["method"])
-        self.matrix, self.seconds = progress["matrix"], progress["seconds"]
+        self.rows, self.seconds = progress["rows"], progress["seconds"]
         self._before = progress["elapsed"]
         self.folder.cut_log(progress["log"])
         if progress["position"] is None:
@@ -179,7 +176,8 @@ class _Run:
 
     def _made_with(self) -> dict[str, Any]:
         """What must be the same for the rest of a run to fit its beginning."""
-        return {"data": self.stream.data_digests, "versions": versions()}
+        gpu = device_name(self.config.device) if self.config.device != "cpu" else None
+        return {"data": self.stream.data_digests, "versions": versions(), "gpu": gpu}
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._started
@@ -188,7 +186,10 @@ class _Run:
 
     def _record(self) -> dict[str, Any]:
         config, stream = self.config, self.stream
-        matrix = [row + [None] * (len(stream) - len(row)) for row in self.matrix]
+        matrix = [
+            [None] * (index + 1 - len(row)) + row + [None] * (len(stream) - index - 1)
+            for index, row in enumerate(self.rows)
+        ]
         proof = self.method.verify()
         # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
         complete = config.evaluate == "all" or (proof is not None and proof.verified)
@@ -256,7 +257,7 @@ def computing(config: RunConfig) -> Iterator[None]:
 
 def _on(task: Task, device: str) -> Task:
     held = None if task.validation is None else task.validation.to(device)
-    return replace(task, train=task.train.to(device), test=task.test.to(device), validation=held)
+    return replace(task, train=task.train.to(device), validation=held)
 
 
 def device_name(device: str) -> str:

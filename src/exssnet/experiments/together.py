@@ -1,7 +1,8 @@
 """Many runs: one after the other, or several at once on one GPU, each on a stream of its own.
 
-A run of small layers leaves most of a GPU idle; the graph replays of several runs fill it. Runs share nothing but the
-data set's tensors, so each one's record is what it is when the run is alone.
+A run of small layers leaves most of a GPU idle; the graph replays of several runs fill it. Runs share the data set's
+tensors and what was compiled, neither of which they change, so each one's record is what it is when the run is alone.
+Not so if a module draws random numbers itself, from the device's one generator: no network of ours does.
 """
 
 from __future__ import annotations
@@ -18,18 +19,33 @@ from exssnet.train.listener import Forwarding, Listener
 from exssnet.train.turns import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
+MOST = 28  # PyTorch has 32 streams to give; steps are captured on two of them
 
 
 def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
     """Runs at a time: a number, or `auto`."""
     gpu = all(config.device.startswith("cuda") for config in configs)
+    from_disk = next((config for config in configs if _reads_from_disk(config)), None)
     if wanted == "auto":
-        return min(AT_ONCE, len(configs)) if gpu else 1
+        return min(AT_ONCE, len(configs)) if gpu and not from_disk else 1
     if not wanted.isdecimal() or int(wanted) < 1:
         raise InputError(f"together is '{wanted}': give auto or a whole number, at least 1")
     if int(wanted) > 1 and not gpu:
         raise InputError(f"together {wanted} is for a GPU: on a CPU start several commands, or leave it at auto")
-    return int(wanted)
+    if int(wanted) > 1 and from_disk:
+        raise InputError(
+            f"together {wanted}: {from_disk.benchmark} reads its images while it trains, and such steps cannot run "
+            f"beside others: leave it at auto"
+        )
+    if int(wanted) > MOST:
+        raise InputError(f"together {wanted} is too many: at most {MOST}, and 8 or so fill a GPU")
+    return min(int(wanted), len(configs))
+
+
+def _reads_from_disk(config: RunConfig) -> bool:
+    from exssnet.data.registry import find_source
+
+    return config.images is not None or find_source(config.source).lazy
 
 
 def run_all(
@@ -64,15 +80,18 @@ def each(
 
     for config in configs:
         stream(config)[0].train.to(config.device)  # the shared copy of the data, before any stream reads it
-    torch.cuda.synchronize()
-    stop = threading.Event()
+        torch.cuda.synchronize(config.device)
+    stop, mine = threading.Event(), threading.local()
+
+    def have_a_stream() -> None:  # for all runs of a thread: there are not so many that each run could have one
+        mine.stream = torch.cuda.Stream(configs[0].device)  # type: ignore[no-untyped-call]
 
     def on_a_stream(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        with taking_turns(), torch.cuda.stream(torch.cuda.Stream(config.device)):  # type: ignore[no-untyped-call]
+        with taking_turns(), torch.cuda.stream(mine.stream):
             return one(config, Stoppable(listener, stop))
 
     # the settings of the libraries are the whole process's: they stay until the last run has ended
-    with computing(configs[0]), ThreadPoolExecutor(together) as pool:
+    with computing(configs[0]), ThreadPoolExecutor(together, initializer=have_a_stream) as pool:
         runs = [pool.submit(on_a_stream, *pair) for pair in zip(configs, listeners, strict=True)]
         try:
             wait(runs, return_when=FIRST_EXCEPTION)

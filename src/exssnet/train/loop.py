@@ -132,7 +132,7 @@ class Trainer:
         with torch.no_grad():
             logits = self.method.forward(task.train.batch(few)[0], training=False)
         if not bool(logits.isfinite().all()):
-            raise _diverged(task, phase, phase.epochs, "infinite", phase.lr)
+            raise _diverged(task, phase, phase.epochs, "an output became infinite", phase.lr)
 
     def _epoch(self, steps: Steps, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
         """Train one epoch; mean loss and accuracy."""
@@ -142,8 +142,10 @@ class Trainer:
         augmentation = randomness.derive(self.seed, "augmentation", *key)
         mean, correct = steps.epoch(order.to(task.train.device), lr, augmentation, self.listener.progress)
         finite = all(bool(parameter.isfinite().all()) for parameter in phase.parameters)
-        if not math.isfinite(mean) or not finite:
-            raise _diverged(task, phase, epoch + 1, f"{mean}", lr)
+        if not math.isfinite(mean):
+            raise _diverged(task, phase, epoch + 1, f"the loss became {mean}", lr)
+        if not finite:
+            raise _diverged(task, phase, epoch + 1, "a parameter became infinite", lr)
         return mean, correct
 
     def _moving(self, phase: Phase) -> dict[str, Tensor]:
@@ -193,10 +195,10 @@ class Trainer:
         return at.epoch
 
 
-def _diverged(task: Task, phase: Phase, epoch: int, value: str, lr: float) -> InputError:
+def _diverged(task: Task, phase: Phase, epoch: int, what: str, lr: float) -> InputError:
     return InputError(
-        f"the loss became {value} in task '{task.name}', phase {phase.name}, epoch {epoch}: "
-        f"lower the learning rate (it was {lr:g}) or check the inputs"
+        f"{what} in task '{task.name}', phase {phase.name}, epoch {epoch}: "
+        f"lower the learning rate (it was {lr:g}) or the decay, or check the inputs"
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from exssnet.core import side
 from exssnet.core.loss import count
 from exssnet.data.task import Data
 from exssnet.methods.base import Batch, Method, Phase
@@ -91,19 +92,19 @@ class GraphSteps(Steps):
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         """Run a few steps to let every library set itself up, take them back, and capture one."""
         before = self._moving()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.random.fork_rng(devices=[self.data.device]):  # dropout must not notice the warm-up
-            with torch.cuda.stream(side):
+        device = self.data.device
+        with side.capture(device) as line, torch.random.fork_rng(devices=[device]):  # dropout must not notice
+            line.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(line):
                 for _ in range(WARM_UPS):
                     self._at.zero_()
                     self._next(size)
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(line)
             self._at.zero_()
             self.optimizer.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=line, capture_error_mode="thread_local"):
                 self._next(size)
         self._put_back(before)
         return graph

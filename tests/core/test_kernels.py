@@ -1,0 +1,166 @@
+"""Our kernels against the reference and torch's operations: on a GPU, or in Triton's interpreter where there is none."""
+
+import pytest
+import torch
+from tests.parts import need
+from torch import nn
+
+from exssnet.core import reference
+from exssnet.core.layout import Layer, Layout
+from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop
+
+need("triton", "the kernels' own tests need Triton: pip install triton")
+
+from exssnet.core import convolution_triton as convolutions  # noqa: E402
+from exssnet.core.loss_triton import CrossEntropy, count  # noqa: E402
+from exssnet.core.selection_triton import TritonSelector  # noqa: E402
+from exssnet.data.batch_triton import FusedBatch, fused  # noqa: E402
+from exssnet.train.adam_triton import LONG, LongAdam  # noqa: E402
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+pytestmark = pytest.mark.filterwarnings("default")  # numpy's, of NaN and overflow in the interpreter
+
+
+def layout_of(sizes):
+    layers, start = [], 0
+    for number, size in enumerate(sizes):
+        layers.append(Layer(str(number), (size,), 1, start))
+        start += size
+    return Layout(tuple(layers))
+
+
+@pytest.mark.parametrize("levels", [0, 1, 3, 1000])
+@pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9, 1.0])
+def test_selection_equals_the_reference_also_with_ties(levels, density):
+    sizes = [540, 3600, 230_400, 2048, 4097, 1000, 100_003] if GPU else [540, 3600, 2048, 4097]
+    layout = layout_of(sizes)
+    keep = tuple(reference.keep(size, density) for size in sizes)
+    places = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1)).int().to(DEVICE)
+    selector = TritonSelector(layout, keep, places, layout.size)
+    for seed in range(3):  # the counters must be clean again after each selection
+        draw = torch.Generator().manual_seed(seed)
+        scores = torch.randn(layout.size, generator=draw)
+        if levels:
+            scores = torch.randint(-levels, levels + 1, (layout.size,), generator=draw) / levels
+        weights = torch.randn(layout.size, generator=draw)
+        mask = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
+        wanted = torch.where(mask, weights, torch.zeros(()))
+        variable = scores.to(DEVICE).requires_grad_()
+        found = selector.masked_weights(variable, weights.to(DEVICE), torch.float32)
+        assert torch.equal(found[places.long()].cpu(), wanted)
+        inflow = torch.randn(layout.size, generator=draw)
+        found.backward(inflow.to(DEVICE))
+        expected = reference.score_gradient(scores, weights, inflow[places.long().cpu()])
+        assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0)
+
+
+def test_selection_follows_scores_that_move_step_by_step():
+    """Most steps are known from the last threshold; ties and jumps between them must not confuse it."""
+    layout = layout_of([540, 230_400, 30_000] if GPU else [540, 9000, 3000])
+    keep = tuple(reference.keep(layer.size, 0.1) for layer in layout.layers)
+    places = torch.arange(layout.size, dtype=torch.int32, device=DEVICE)
+    selector = TritonSelector(layout, keep, places, layout.size)
+    draw = torch.Generator().manual_seed(0)
+    scores, weights, left = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
+    for step in range(12):
+        scores += 0.001 * torch.randn(layout.size, generator=draw)
+        if step == 8:
+            scores *= 3  # out of every window
+        if step >= 10:
+            scores = (100 * scores).round() / 100  # many equals
+        mask = torch.cat([reference.mask(piece, 0.1) for piece in layout.slices(scores)])
+        found = selector.masked_weights(scores.to(DEVICE), weights.to(DEVICE), torch.float32)
+        assert torch.equal(found.bool().cpu(), mask)
+        left.append(selector.left.tolist())
+    assert left[0] == left[8] == [2, 2, 2]
+    assert left[5] == [0, 0, 0]
+    assert left[11][1:] == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 7, 5)])
+def test_a_batch_in_one_launch_equals_the_plain_transforms_bit_for_bit(shape):
+    images = torch.randint(0, 256, (50, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(
+        DEVICE
+    )
+    scale = Normalize.channels(1 / 255, (0.5, 0.4, 0.3)[: shape[0]], (0.2, 0.3, 0.25)[: shape[0]]).to(DEVICE)
+    rows = torch.randint(0, 50, (13,), device=DEVICE)
+    for steps in [(scale,), (HorizontalFlip(), scale), (RandomCrop(4), HorizontalFlip(), scale)]:
+        fast, plain = fused(images, Pipeline(steps)), Pipeline(steps)
+        assert isinstance(fast, FusedBatch)
+        assert torch.equal(fast(rows, None), plain(images[rows], None))
+        one, two = (torch.Generator(DEVICE).manual_seed(5) for _ in range(2))
+        assert torch.equal(fast(rows, one), plain(images[rows], two))
+    assert fused(images, Pipeline((RandomCrop(4), scale))) is None
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(64, 20), (1, 2), (300, 200), (5, 1000), (16, 4096)])
+def test_the_loss_and_its_count_equal_torchs(rows, classes):
+    draw = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(rows, classes, generator=draw)).to(DEVICE).requires_grad_()
+    labels = torch.randint(0, classes, (rows,), generator=draw).to(DEVICE)
+    loss, total = CrossEntropy.apply(logits, labels), torch.tensor([1.0, 2.0], device=DEVICE)
+    (2 * loss).backward()
+    found, logits.grad = logits.grad, None
+    expected = nn.functional.cross_entropy(logits, labels)
+    (2 * expected).backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, logits.grad, rtol=1e-4, atol=1e-7)
+    count(total, loss.detach(), logits.detach(), labels)
+    right = int((logits.argmax(1) == labels).sum())
+    assert total[1] == 2 + right
+    assert float(total[0]) == pytest.approx(1 + expected.item() * rows, rel=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_for_long_vectors_equals_torchs(decay):
+    sizes, draw = (LONG, 3 * LONG + 7, *([5] if GPU else [])), torch.Generator().manual_seed(0)  # torch does short ones
+    start = [torch.randn(size, generator=draw).to(DEVICE) for size in sizes]
+    one, two = ([piece.clone().requires_grad_() for piece in start] for _ in range(2))
+    rate = torch.tensor(0.01, device=DEVICE)
+    ours = LongAdam(one, rate, weight_decay=decay)
+    theirs = torch.optim.AdamW(two, rate.clone(), weight_decay=decay, fused=True, capturable=GPU)
+    for step in range(30):
+        for p, q in zip(one, two, strict=True):
+            p.grad = (10 ** (-step / 5) * torch.randn(len(p), generator=draw)).to(DEVICE)
+            q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for p, q in zip(one, two, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    for p, q in zip(one, two, strict=True):
+        assert ours.state[p].keys() == theirs.state[q].keys()
+    assert ours.state[one[0]]["step"] == 30
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "height", "width", "kernel", "stride", "padding"),
+    [(3, 20, 32, 32, 3, 1, 1), (20, 20, 32, 32, 3, 1, 1), (20, 40, 32, 32, 3, 2, 1), (20, 40, 33, 33, 1, 2, 0),
+     (80, 160, 8, 8, 3, 2, 1), (160, 160, 4, 4, 3, 1, 1), (5, 7, 9, 8, 5, 1, 0), (5, 7, 9, 8, 5, 3, 2),
+     (3, 8, 15, 17, 7, 2, 3), (4, 4, 7, 7, 1, 3, 0), (6, 4, 7, 9, 2, 3, 1)],
+)  # fmt: skip
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.005), (torch.float32, 2e-6)])
+def test_convolutions_equal_torchs(inputs, outputs, height, width, kernel, stride, padding, dtype, tolerance):
+    if dtype == torch.bfloat16 and not GPU:
+        pytest.skip("the interpreter has no bfloat16 of its own: needs a CUDA device")
+    draw = torch.Generator().manual_seed(0)
+
+    def tensor(*shape):
+        values = torch.randn(shape, generator=draw).to(DEVICE, dtype)
+        return values.contiguous(memory_format=torch.channels_last)
+
+    images = 7 if GPU else 2
+    x, weight = tensor(images, inputs, height, width), tensor(outputs, inputs, kernel, kernel)
+    exact = [values.double().requires_grad_() for values in (x, weight)]
+    expected = nn.functional.conv2d(*exact, stride=stride, padding=padding)
+    inflow = tensor(*expected.shape)
+    expected.backward(inflow.double())
+    found = [
+        convolutions.forward(x, weight, stride, padding),
+        convolutions.input_gradient(inflow, weight, height, width, stride, padding),
+        convolutions.weight_gradient(inflow, x, kernel, stride, padding),
+    ]
+    for ours, wanted in zip(found, (expected, exact[0].grad, exact[1].grad), strict=True):
+        assert ours.is_contiguous(memory_format=torch.channels_last)
+        assert (ours.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+    assert torch.equal(convolutions.forward(x, weight, stride, padding), found[0])
