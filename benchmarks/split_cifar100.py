@@ -67,6 +67,7 @@ def main() -> None:
     print(
         f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s a run; the process ended after {ended:.1f} s"
     )
+    print(f"start-up {wall - max(inside):.1f} s, then the longest run {max(inside):.1f} s")
     print(f"in a run {sum(inside) / len(inside):.1f} s: " + ", ".join(f"{n} {s:.1f} s" for n, s in spent.items()))
     print(f"evaluation {share:.2f} % of a run; average accuracy {sum(accuracies) / len(accuracies):.2f} %")
     if options.json:
@@ -74,7 +75,7 @@ def main() -> None:
             "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches, "wall_s": wall,
             "process_s": ended, "wall_s_a_run": wall / options.runs, "in_run_s": inside,
             "spent_s": spent, "evaluation_percent": share, "accuracies": accuracies, "versions": versions(),
-            "device": device_name("cuda"),
+            "device": device_name("cuda"), "config": records[0]["config"],
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

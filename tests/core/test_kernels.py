@@ -1,4 +1,4 @@
-"""Our kernels against the reference and torch's operations: on a GPU, or in Triton's interpreter where there is none."""
+"""Our kernels against the reference and torch: on a GPU, or where there is none in Triton's interpreter."""
 
 import pytest
 import torch

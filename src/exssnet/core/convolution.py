@@ -70,7 +70,7 @@ class NarrowConv2d(nn.Conv2d):
 @custom_op("exssnet::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, k]."""
-    if has_kernels(x, *TYPES):
+    if _ours(x, weight):
         from exssnet.core import convolution_triton as kernels
 
         return kernels.forward(ordered(x), ordered(weight), stride, padding)
@@ -80,7 +80,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
 @custom_op("exssnet::convolve_input", mutates_args=())
 def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the input."""
-    if has_kernels(inflow, *TYPES):
+    if _ours(x, weight):
         from exssnet.core import convolution_triton as kernels
 
         height, width = x.shape[2:]
@@ -91,7 +91,7 @@ def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, paddi
 @custom_op("exssnet::convolve_weight", mutates_args=())
 def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the weight; in a captured step beside what follows, until `side.join`."""
-    if has_kernels(inflow, *TYPES):
+    if _ours(x, weight):
         from exssnet.core import convolution_triton as kernels
 
         inflow, x = ordered(inflow), ordered(x)
@@ -130,6 +130,12 @@ def _gradients(ctx: Any, inflow: Tensor) -> tuple[Tensor | None, Tensor | None, 
 
 
 convolve.register_autograd(_gradients, setup_context=_remember)
+
+
+def _ours(x: Tensor, weight: Tensor) -> bool:
+    """Whether our kernels take it: they count places in 32 bits."""
+    widest = x.numel() // x.shape[1] * max(weight.shape[:2])
+    return has_kernels(x, *TYPES) and widest < 2**31
 
 
 def ordered(x: Tensor) -> Tensor:
