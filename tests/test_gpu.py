@@ -1,6 +1,10 @@
 """The GPU's fast paths against the reference and the plain path. Needs a CUDA device."""
 
 import gc
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -204,6 +208,30 @@ def test_a_second_task_compiles_nothing(tmp_path):
     run_all(short_runs("convolutions", ["exssnet"], [7], batch_size=61), tmp_path, [Counts()], 1000.0)
     assert graphs[0] > 0
     assert len(set(graphs)) == 1
+
+
+def test_what_is_compiled_anew_gives_the_same_bits(tmp_path):
+    records = []
+    for place in ("one", "two"):
+        caches = {name: str(tmp_path / place / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+        lengths = ["--tasks", "2", "--mask-epochs", "2", "--weight-epochs", "2"]
+        command = [
+            "run",
+            "split-digits",
+            "--network",
+            "resnet18",
+            "--width",
+            "8",
+            *lengths,
+            "--out",
+            str(tmp_path / place),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "exssnet", *command, "--json"], env=os.environ | caches, check=True,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        records.append(json.loads(done.stdout)["zero_forgetting"]["digests"])
+    assert records[0] == records[1]
 
 
 def test_captured_steps_draw_the_dropout_that_single_steps_draw(monkeypatch):
