@@ -214,22 +214,9 @@ def test_what_is_compiled_anew_gives_the_same_bits(tmp_path):
     records = []
     for place in ("one", "two"):
         caches = {name: str(tmp_path / place / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-        lengths = ["--tasks", "2", "--mask-epochs", "2", "--weight-epochs", "2"]
-        command = [
-            "run",
-            "split-digits",
-            "--network",
-            "resnet18",
-            "--width",
-            "8",
-            *lengths,
-            "--out",
-            str(tmp_path / place),
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "exssnet", *command, "--json"], env=os.environ | caches, check=True,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        run = "run split-digits --network resnet18 --width 8 --tasks 2 --mask-epochs 2 --weight-epochs 2 --json --out"
+        command = [sys.executable, "-m", "exssnet", *run.split(), str(tmp_path / place)]
+        done = subprocess.run(command, env=os.environ | caches, check=True, stdout=subprocess.PIPE, text=True)
         records.append(json.loads(done.stdout)["zero_forgetting"]["digests"])
     assert records[0] == records[1]
 

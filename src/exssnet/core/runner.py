@@ -28,10 +28,7 @@ class _Form:
         self.lock = threading.RLock()  # tensors are swapped into the one skeleton
         self.compiled: Call | None = None
         if execution.compiled_batch:
-            # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line;
-            # and the order of sums must not follow from a timing
-            options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False, "deterministic": True}
-            compiled = torch.compile(self.call, dynamic=False, options=options)
+            compiled = torch.compile(self.call, dynamic=False, options=_compiler_options())
 
             def called(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
                 with torch._dynamo.config.patch(recompile_limit=1000):  # every thread has its own; heads differ in size
@@ -47,6 +44,16 @@ class _Form:
         out: Tensor = getattr(output, "logits", output)
         # the loss and the choice of a class are never in a low precision
         return out if self.execution.autocast is None else out.float()
+
+
+def _compiler_options() -> Options:
+    from torch._inductor import config
+
+    # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line
+    options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False}
+    if hasattr(config, "deterministic"):  # the order of sums must not follow from a timing
+        options["deterministic"] = True
+    return options
 
 
 _forms: dict[Execution, _Form] = {}  # of the executions that name a structure: shared by all networks that have it
