@@ -137,12 +137,8 @@ NETWORKS = {"mlp": {}, "convolutions": {"network": "resnet18", "width": 8.0}}
 
 
 def short_runs(network, methods=("exssnet+kkt", "ssnet"), seeds=(0, 1, 2, 3), **changes):
-    lengths = {"tasks": 3, "mask_epochs": 3, "weight_epochs": 3}
-    return [
-        resolve("split-digits", name, seed, **lengths, **NETWORKS[network], **changes)
-        for name in methods
-        for seed in seeds
-    ]
+    changes = {"tasks": 3, "mask_epochs": 3, "weight_epochs": 3} | NETWORKS[network] | changes
+    return [resolve("split-digits", name, seed, **changes) for name in methods for seed in seeds]
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -205,7 +201,8 @@ def test_a_second_task_compiles_nothing(tmp_path):
         def task_ended(self, name, accuracies):
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
-    run_all(short_runs("convolutions", ["exssnet"], [7], batch_size=61), tmp_path, [Counts()], 1000.0)
+    config = short_runs("convolutions", ["exssnet"], [7], tasks=5, batch_size=61)  # tasks of two classes each
+    run_all(config, tmp_path, [Counts()], 1000.0)
     assert graphs[0] > 0
     assert len(set(graphs)) == 1
 

@@ -125,7 +125,7 @@ def run(
     batch_size: Annotated[int | None, typer.Option(help="Images a step.", rich_help_panel=METHOD)] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.", rich_help_panel=METHOD)] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="Of the optimizer; usually 0, with adamw 0.01.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="The recipe's, or 0; with adamw 0.01.", rich_help_panel=METHOD)
     ] = None,
     select: Annotated[
         str | None, typer.Option(help="Keep the last epoch, or the best on --validation.", rich_help_panel=METHOD)
