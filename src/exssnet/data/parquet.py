@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from exssnet.data.registry import Source
 
+SMALL = 48 * 48  # pixels
 CHUNK = 256  # images per piece of work: enough that the threads seldom meet at the queue
 
 
@@ -43,8 +44,10 @@ def _decode_file(file: Path, source: Source, out: NDArray[np.uint8]) -> None:
             image = open_image(item, f"{file}, row {row}", "L" if source.shape[0] == 1 else "RGB")
             out[row] = _pixels(image, source, f"{file}, row {row}")
 
-    # PIL lets go of the interpreter lock while it decodes
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # PIL lets go of the interpreter lock while it decodes. With small images that is the lesser part of the work, and
+    # more than two threads only get in each other's way.
+    small = source.shape[1] * source.shape[2] <= SMALL
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1) if small else os.cpu_count()) as pool:
         row = 0
         for group in encoded_groups(file, source):
             pieces = range(0, len(group), CHUNK)
