@@ -8,7 +8,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from step import KINDS, images, parse, steps_of
+from step import KINDS, cudnn, images, parse, steps_of
 
 STEPS = 20
 
@@ -29,8 +29,7 @@ def main() -> None:
     options = parse(parser)
     if options.device != "cuda":
         parser.error("needs a CUDA device")
-    cudnn = torch.backends.cudnn
-    with cudnn.flags(enabled=True, benchmark=options.search, deterministic=not options.search, allow_tf32=False):
+    with cudnn(options):
         data = images(options.network, "cuda", STEPS * options.batch_size)
         steps = steps_of(options.kind, options, data)
         order = torch.arange(STEPS * options.batch_size, device="cuda")

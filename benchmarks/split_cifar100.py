@@ -38,12 +38,14 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
+    methods = options.method.count(",") + 1
+    if options.runs < 1 or options.runs % methods:
+        parser.error(f"{options.runs} runs of {methods} methods: give a multiple")
 
     with tempfile.TemporaryDirectory() as folder:
         out, environment = options.keep or Path(folder, "runs"), dict(os.environ)
         if options.empty_caches:
             environment |= {name: str(Path(folder, place)) for name, place in CACHES.items()}
-        methods = options.method.count(",") + 1
         seeds = ",".join(str(seed) for seed in range(options.runs // methods))
         epochs = ["--mask-epochs", str(options.epochs), "--weight-epochs", str(options.epochs)]
         command = [sys.executable, "-m", "exssnet", "run", "split-cifar100", "--method", options.method, "--seeds",

@@ -17,6 +17,7 @@ import argparse
 import json
 import statistics
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,15 @@ def execution(options: argparse.Namespace) -> Execution:
         return PLAIN if options.way == "plain" else CPU
     way = {"runs": CUDA, "cudnn": replace(CUDA, narrow=0), "plain": PLAIN}[options.way]
     low = torch.bfloat16 if options.precision == "bf16" else None
-    return replace(way, autocast=low, compiled_batch=options.batch_size if options.compile else 0)
+    batch = options.batch_size if options.compile else 0
+    return replace(way, autocast=low, compiled_batch=batch, structure=options.network)  # compiled once for all
+
+
+def cudnn(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """What runs allow cuDNN, or its search."""
+    return torch.backends.cudnn.flags(
+        enabled=True, benchmark=options.search, deterministic=not options.search, allow_tf32=False
+    )
 
 
 def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
@@ -91,7 +100,7 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options of this program and of profile_step.py, and those that follow from others."""
+    """The options of this program and of those that use its steps, and what follows from them."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--network", default="resnet18", choices=SHAPES)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -104,6 +113,8 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device")
+    if options.device == "cpu" and (options.way == "cudnn" or options.precision == "bf16" or options.search):
+        parser.error("cuDNN and bf16 are for a CUDA device")
     fast = options.device == "cuda" and options.way != "plain"
     options.precision = options.precision or ("bf16" if fast else "fp32")
     options.compile = fast and not options.no_compile
@@ -117,8 +128,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parse(parser)
     torch.set_num_threads(options.threads)
-    cudnn = torch.backends.cudnn
-    with cudnn.flags(enabled=True, benchmark=options.search, deterministic=not options.search, allow_tf32=False):
+    with cudnn(options):
         measure(options)
 
 

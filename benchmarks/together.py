@@ -2,8 +2,8 @@
 
     python benchmarks/together.py [--json FILE]
 
-ResNet-18 (width 20, batch 64) finding a mask, computed as runs on a GPU compute it. Times are medians over rounds, the
-numbers of runs taking turns in every round.
+A step finds a mask, computed as runs on a GPU compute it. Times are medians over rounds, the numbers of runs taking
+turns in every round.
 """
 
 from __future__ import annotations
@@ -13,41 +13,24 @@ import json
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from exssnet.core.execution import CUDA
-from exssnet.core.subnetwork import ScoredSubnetwork
 from exssnet.data import TensorData
 from exssnet.experiments.run import device_name, versions
-from exssnet.methods.base import Phase
-from exssnet.methods.supsup import MaskSettings, SupSup
-from exssnet.models import build
-from exssnet.train.optimizers import optimizer_factory
-from exssnet.train.steps import GraphSteps
 from exssnet.train.turns import taking_turns
-from step import SHAPES, images
-
-NETWORK, BATCH = "resnet18", 64
+from step import cudnn, images, parse, steps_of
 
 
 class Run:
     """A run's steps, and the stream they are replayed on."""
 
-    def __init__(self, seed: int, data: TensorData) -> None:
-        shape, classes = SHAPES[NETWORK]
+    def __init__(self, options: argparse.Namespace, data: TensorData) -> None:
         self.order = torch.arange(len(data), device="cuda")
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
-            method = SupSup(build(NETWORK, shape, classes), MaskSettings(), seed)
-            method.to("cuda")
-            method.execute(replace(CUDA, compiled_batch=BATCH, structure="together"))
-            method.subnetwork = ScoredSubnetwork(method.network, "task", classes)
-            phase = Phase("mask", method.subnetwork.parameters(), 1, 0.001)
-            optimizer = optimizer_factory("adam")(phase.parameters, phase.lr)
-            self.steps = GraphSteps(method, data, phase, optimizer, BATCH)
+            self.steps = steps_of("mask", options, data)
         self.epoch()  # captures
 
     def epoch(self) -> None:
@@ -61,14 +44,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of each run, a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    options = parse(parser)
+    if options.device != "cuda" or options.single:
+        parser.error("needs a CUDA device, and captured steps")
+    with cudnn(options):
+        measure(options)
 
+
+def measure(options: argparse.Namespace) -> None:
     numbers = [int(number) for number in options.runs.split(",")]
-    data = images(NETWORK, "cuda", options.steps * BATCH)
-    runs = [Run(seed, data) for seed in range(max(numbers))]
+    data = images(options.network, "cuda", options.steps * options.batch_size)
+    runs = [Run(options, data) for _ in range(max(numbers))]
     times: dict[int, list[float]] = {number: [] for number in numbers}
     for _ in range(options.rounds):
         for number in numbers:
@@ -78,7 +64,7 @@ def main() -> None:
                 seconds = time.perf_counter() - started
             times[number].append(1000 * seconds / (options.steps * number))
 
-    print(f"{NETWORK}, batch {BATCH}, finding masks, {device_name('cuda')}")
+    print(f"{options.network}, batch {options.batch_size}, {options.precision}, finding masks, {device_name('cuda')}")
     alone = statistics.median(times[numbers[0]])
     rows = []
     for number, values in times.items():
@@ -88,7 +74,8 @@ def main() -> None:
         print(f"{number:3} at a time  {middle:.3f} ms a step and run ({min(values):.3f} to {max(values):.3f}), "
               f"{alone / middle:.2f} × the steps a second")  # fmt: skip
     if options.json:
-        record = {"rows": rows, "steps": options.steps, "versions": versions(), "device": device_name("cuda")}
+        settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
+        record = {"options": settings, "rows": rows, "versions": versions(), "device": device_name("cuda")}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -2,11 +2,12 @@
 
 import os
 from importlib.util import find_spec
+from typing import NoReturn
 
 import pytest
 
 
-def missing(message: str) -> None:
+def missing(message: str) -> NoReturn:
     """Skip and say what is needed; where CI provides all parts, fail."""
     if os.environ.get("CI") == "true":
         pytest.fail(message)

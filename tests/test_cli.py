@@ -98,7 +98,7 @@ BAD = {
     "a setting without a value": (["--set", "kkt_samples"], "write --set name=value"),
     "a setting that is none": (["--set", "kkt_sample=3"], "has no setting 'kkt_sample'"),
     "a setting that names the run": (["--set", "seed=4"], "seed is no setting"),
-    "a setting that is no YAML": (["--set", "lr=[1"], "--set lr=[1: a value cannot be read"),
+    "a setting that is no YAML": (["--set", "lr=[1"], "lr is '[1': it cannot be read as YAML"),
     "kkt as a setting": (["--set", "kkt=true"], "has no setting 'kkt'"),
     "a setting of another type": (["--set", "kkt_samples=many"], "kkt_samples is 'many': give a value of type int"),
     "bad epochs": (["--mask-epochs", "0"], "mask_epochs is 0"),

@@ -106,20 +106,6 @@ def test_captured_steps_of_a_convolutional_network_give_what_single_steps_give(w
     assert graph.tasks["a"].digests == plain.tasks["a"].digests
 
 
-def test_memory_on_the_gpu_grows_by_the_masks_bits_alone():
-    method = parse("exssnet")[0](mlp(inputs=784, hidden=300), MaskSettings(mask_epochs=1, weight_epochs=1), 0)
-    method.to("cuda")
-    trainer, held = Trainer(method, 0, TrainSettings(32)), []
-    for index in range(6):
-        new = task(index, inputs=784)
-        trainer.learn(replace(new, train=new.train.to("cuda"), test=new.test.to("cuda")))
-        del new
-        gc.collect()
-        held.append(torch.cuda.memory_allocated())
-    each = method.network.layout.size // 8
-    assert (held[5] - held[2]) / 3 < each + 4096
-
-
 def test_memory_of_a_run_on_the_gpu_grows_by_the_masks_bits_alone(tmp_path):
     held = []
 

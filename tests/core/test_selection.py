@@ -163,11 +163,16 @@ def test_a_task_whose_scores_are_no_numbers_is_refused_after_steps_with_them():
         WeightSubnetwork(scored, None)
 
 
+SMALL = layout_of([(500,)])
+
+
+def of_500(selector_type):
+    return selector_type(SMALL, (50,)), torch.Generator().manual_seed(0)
+
+
 @selectors
 def test_two_backward_passes_add_up(selector_type):
-    layout = layout_of([(500,)])
-    selector = selector_type(layout, (50,))
-    draw = torch.Generator().manual_seed(0)
+    selector, draw = of_500(selector_type)
     weights, first, second = (torch.randn(500, generator=draw) for _ in range(3))
     scores = torch.randn(500, generator=draw).requires_grad_()
     selector.masked_weights(scores, weights).backward(first)
@@ -178,9 +183,7 @@ def test_two_backward_passes_add_up(selector_type):
 
 @selectors
 def test_a_gradient_that_is_kept_stays_as_it_is(selector_type):
-    layout = layout_of([(500,)])
-    selector = selector_type(layout, (50,))
-    draw = torch.Generator().manual_seed(0)
+    selector, draw = of_500(selector_type)
     weights, scores = (torch.randn(500, generator=draw) for _ in range(2))
     kept = []
     for _ in range(3):
@@ -193,15 +196,13 @@ def test_a_gradient_that_is_kept_stays_as_it_is(selector_type):
 
 @selectors
 def test_a_result_that_is_kept_and_its_gradient_are_those_of_its_own_scores(selector_type):
-    layout = layout_of([(500,)])
-    selector = selector_type(layout, (50,))
-    draw = torch.Generator().manual_seed(0)
+    selector, draw = of_500(selector_type)
     weights = torch.randn(500, generator=draw)
     kept = []
     for _ in range(3):
         scores = torch.randn(500, generator=draw).requires_grad_()
         view = selector.masked_weights(scores, weights)[100:]  # only a view of it is kept
-        kept.append((scores, view, expected(scores, weights, layout, 0.1)[100:]))
+        kept.append((scores, view, expected(scores, weights, SMALL, 0.1)[100:]))
     assert all(torch.equal(view, wanted) for _, view, wanted in kept)
     for scores, view, _ in kept:
         inflow = torch.randn(400, generator=draw)
@@ -212,14 +213,12 @@ def test_a_result_that_is_kept_and_its_gradient_are_those_of_its_own_scores(sele
 
 @selectors
 def test_weights_that_change_between_steps_are_those_that_are_masked(selector_type):
-    layout = layout_of([(500,)])
-    selector = selector_type(layout, (50,))
-    draw = torch.Generator().manual_seed(0)
+    selector, draw = of_500(selector_type)
     scores, weights = (torch.randn(500, generator=draw) for _ in range(2))
-    assert_step_equals_the_reference(selector, scores, weights, layout, 0.1, draw)
+    assert_step_equals_the_reference(selector, scores, weights, SMALL, 0.1, draw)
     weights.mul_(2)
-    assert_step_equals_the_reference(selector, scores, weights, layout, 0.1, draw)
-    assert_step_equals_the_reference(selector, scores, weights + 1, layout, 0.1, draw)
+    assert_step_equals_the_reference(selector, scores, weights, SMALL, 0.1, draw)
+    assert_step_equals_the_reference(selector, scores, weights + 1, SMALL, 0.1, draw)
 
 
 def test_steps_of_training_use_the_same_memory():

@@ -184,12 +184,13 @@ def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
     """Values written on a command line, as YAML reads them: numbers, booleans, words."""
     import yaml
 
-    try:
-        found = {name: yaml.safe_load(text) for name, text in pairs.items()}
-    except yaml.YAMLError:
-        raise InputError(f"--set {' '.join(f'{n}={t}' for n, t in pairs.items())}: a value cannot be read") from None
-    words = {"on", "off", "yes", "no"}  # YAML takes them for booleans; here they are words
-    return {name: pairs[name] if pairs[name].lower() in words else value for name, value in found.items()}
+    found = {}
+    for name, text in pairs.items():
+        try:
+            found[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(f"{name} is '{text}': it cannot be read as YAML") from None
+    return found
 
 
 def _device(name: str) -> str:
