@@ -174,9 +174,10 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("way", ["bf16, narrow", "compiled"])
 def test_a_convolution_that_is_used_twice_is_captured_right(way, monkeypatch):
-    graph = learned_pictures(WAYS[way], Twice())[0]
+    module = Twice()
+    graph = learned_pictures(WAYS[way], module)[0]
     monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
-    plain = learned_pictures(WAYS[way], Twice())[0]
+    plain = learned_pictures(WAYS[way], module)[0]
     assert graph.tasks["a"].digests == plain.tasks["a"].digests
 
 

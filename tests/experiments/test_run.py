@@ -168,6 +168,17 @@ def test_a_resumed_run_counts_all_its_seconds(tmp_path, monkeypatch):
             assert seconds[phase] == pytest.approx(sum(logged))
 
 
+@pytest.mark.parametrize("head", ["shared", "task"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_network_with_tensors_of_each_tasks_own_resumes_to_the_same_record(tmp_path, monkeypatch, head, epochs):
+    """Normalisation layers, and heads: many private tensors, which a checkpoint may hold in another order."""
+    config = short(network="resnet18", width=4.0, head=head, mask_epochs=1, weight_epochs=1)
+    whole = run(config, tmp_path / "whole")
+    with cut_after(monkeypatch, epochs):
+        run(config, tmp_path / "cut", checkpoint_seconds=0)
+    assert outcome(run(config, tmp_path / "cut")) == outcome(whole)
+
+
 @pytest.mark.parametrize("what", ["data", "versions"])
 def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monkeypatch, what):
     with cut_after(monkeypatch, 6):

@@ -262,7 +262,8 @@ class MaskedNetwork:
         return _digests(self.layout.tensors(keep_only(self.weights, self.bank.used)))
 
     def _kept(self, index: int, learned: LearnedTask) -> str:
-        kept = [self.bank.packed(index), *learned.private.values()]
+        own = [learned.private[name] for name in sorted(learned.private)]  # a checkpoint has them in another order
+        kept = [self.bank.packed(index), *own]
         return tensor_digest(torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in kept]))
 
     def _check_earlier(self) -> None:
