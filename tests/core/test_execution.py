@@ -1,5 +1,7 @@
 """Other ways to compute give the same network."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -137,3 +139,21 @@ def test_networks_of_one_structure_share_their_form_and_nothing_else():
     for alone, shared in zip(*found, strict=True):
         assert torch.equal(alone, shared)
     assert not torch.equal(*found[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_memory_is_written_that_is_not_ours(way):
+    """oneDNN does so with few channels in channels-last order; a process of its own, since it would not survive."""
+    steps = f"""
+import torch
+from tests.core.test_execution import WAYS
+from exssnet.core.network import MaskedNetwork
+from exssnet.models import build
+network = MaskedNetwork(build("resnet18", (3, 24, 24), 3, width=4))
+network.execute(WAYS[{way!r}])
+for _ in range(5):
+    weights = network.weights.clone().requires_grad_()
+    layers, own = network.layers(network.arrangement(weights)), network.start_private("a", 3)
+    network.run(layers, own, 3, torch.rand(5, 3, 24, 24), training=True).sum().backward()
+"""
+    subprocess.run([sys.executable, "-c", steps], check=True)

@@ -17,6 +17,7 @@ from exssnet.core.execution import Execution
 from exssnet.core.kernels import has_kernels
 
 TYPES = (torch.bfloat16, torch.float32)
+ONEDNN_BLOCK = 16  # channels
 
 
 def fit(module: nn.Module, names: Collection[str], execution: Execution) -> set[str]:
@@ -29,6 +30,8 @@ def fit(module: nn.Module, names: Collection[str], execution: Execution) -> set[
             narrow.add(name)
         elif execution.channel_multiple > 1:
             layer.__class__ = FilledConv2d
+        elif execution.channels_last and isinstance(layer, nn.Conv2d):
+            layer.__class__ = ThinningConv2d
     return narrow
 
 
@@ -41,7 +44,19 @@ def is_narrow(layer: nn.Module, widest: int) -> bool:
     return even and layer.padding_mode == "zeros" and max(layer.in_channels, layer.out_channels) <= widest
 
 
-class FilledConv2d(nn.Conv2d):
+class ThinningConv2d(nn.Conv2d):
+    """A convolution of which oneDNN gets the safe part."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(self.padding, str) or self.padding_mode != "zeros":
+            out: Tensor = super()._conv_forward(input, weight, bias)
+            return out
+        down, across = self.stride
+        input, stride = thinned(input, weight, (down, across), any(self.padding))
+        return nn.functional.conv2d(input, weight, bias, stride, self.padding, self.dilation, self.groups)
+
+
+class FilledConv2d(ThinningConv2d):
     """A convolution whose weight comes with more channels than it has, all zero."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -62,6 +77,17 @@ class NarrowConv2d(nn.Conv2d):
         stride, padding = int(self.stride[0]), int(self.padding[0])
         out: Tensor = convolve(input.to(self.weight.dtype), self.weight, stride, padding)
         return out
+
+
+def thinned(x: Tensor, weight: Tensor, stride: tuple[int, int], padded: bool) -> tuple[Tensor, tuple[int, int]]:
+    """The positions that a convolution of single points looks at, and its stride over those.
+
+    On a CPU, in channels-last order, with a stride and few channels, oneDNN computes a weight's gradient in memory
+    that is not its own (uxlfoundation/oneDNN#6035; oneDNN 3.12, as in torch 2.13). Without a stride it does not.
+    """
+    if x.is_cuda or padded or stride == (1, 1) or weight.shape[2:] != (1, 1) or weight.shape[1] >= ONEDNN_BLOCK:
+        return x, stride
+    return x[:, :, :: stride[0], :: stride[1]], (1, 1)
 
 
 # The three operations are opaque to torch.compile, which fuses what stands around them.
@@ -97,7 +123,8 @@ def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padd
         inflow, x = ordered(inflow), ordered(x)
         with side.beside(weight, inflow, x) as kept:
             return kept(kernels.weight_gradient(inflow, x, weight.shape[2], stride, padding))
-    return ordered(_backward(inflow, x, weight, stride, padding, [False, True, False])[1])
+    x, (stride, _) = thinned(x, weight, (stride, stride), padding > 0)
+    return ordered(_backward(inflow, ordered(x), weight, stride, padding, [False, True, False])[1])
 
 
 @convolve.register_fake
