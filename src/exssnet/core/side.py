@@ -47,11 +47,26 @@ _second = _Second()
 
 
 @contextmanager
-def capture(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """Have the stream on which to capture a step, and nobody else capturing."""
+def line(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Have the stream on which steps are captured, and nobody else capturing."""
     with _capturing:
         _second.forget()  # what a capture that failed may have left
         yield _stream(device, 0)
+
+
+@contextmanager
+def capture(graph: torch.cuda.CUDAGraph, line: torch.cuda.Stream) -> Iterator[None]:
+    """Launch into the graph.
+
+    cuBLAS has one working memory for each stream. That of the line would be part of every graph, and graphs that are
+    replayed at the same time would write over each other's sums; so a graph gets one of its own.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.graph(graph, stream=line, capture_error_mode="thread_local"):
+            yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class GraphSteps(Steps):
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         device = self.data.device
-        with side.capture(device) as line, torch.random.fork_rng(devices=[device]):  # dropout must not notice
+        with side.line(device) as line, torch.random.fork_rng(devices=[device]):  # dropout must not notice
             line.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(line):
                 for _ in range(WARM_UPS):
@@ -104,7 +104,7 @@ class GraphSteps(Steps):
             torch.cuda.current_stream().wait_stream(line)
             self._at.zero_()
             self.optimizer.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, stream=line, capture_error_mode="thread_local"):
+            with side.capture(graph, line):
                 self._next(size)
         self._put_back(before)
         return graph
