@@ -45,9 +45,9 @@ def _decode_file(file: Path, source: Source, out: NDArray[np.uint8]) -> None:
             out[row] = _pixels(image, source, f"{file}, row {row}")
 
     # PIL lets go of the interpreter lock while it decodes. With small images that is the lesser part of the work, and
-    # more than two threads only get in each other's way.
+    # two threads take longer than one.
     small = source.shape[1] * source.shape[2] <= SMALL
-    with ThreadPoolExecutor(min(2, os.cpu_count() or 1) if small else os.cpu_count()) as pool:
+    with ThreadPoolExecutor(1 if small else os.cpu_count()) as pool:
         row = 0
         for group in encoded_groups(file, source):
             pieces = range(0, len(group), CHUNK)
