@@ -14,6 +14,8 @@ from tests.stopping import cut_after
 from torch import nn
 
 from exssnet.core.execution import CUDA, Execution
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.runner import _Form
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
 from exssnet.errors import InputError
@@ -179,6 +181,39 @@ def test_a_convolution_that_is_used_twice_is_captured_right(way, monkeypatch):
     monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
     plain = learned_pictures(WAYS[way], module)[0]
     assert graph.tasks["a"].digests == plain.tasks["a"].digests
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(training, monkeypatch):
+    from exssnet.core import convolution_triton as kernels
+
+    network = MaskedNetwork(build("resnet18", (3, 24, 24), 3, width=13), 0.3).to("cuda")
+    network.execute(WAYS["bf16, narrow"])
+    x = torch.rand(17, 3, 24, 24, device="cuda")
+
+    def compiled():
+        return sum(len(kernel.device_caches[0][0]) for kernel in (kernels._gather, kernels._correlate, kernels._sum))
+
+    def called():
+        weights, own = network.weights.clone().requires_grad_(training), network.start_private("a", 3)
+        with torch.set_grad_enabled(training):
+            out = network.run(network.layers(network.arrangement(weights)), own, 3, x, training=training)
+        if training:
+            out.sum().backward()
+        return [out, weights.grad if training else weights, *own.values(), torch.cuda.get_rng_state()]
+
+    counts, rehearse = [], _Form.rehearse
+
+    def counted(*arguments):
+        counts.append(compiled())
+        rehearse(*arguments)
+        counts.append(compiled())
+
+    monkeypatch.setattr(_Form, "rehearse", counted)
+    with_rehearsal = called()
+    assert counts[0] + 10 < counts[1] == compiled()
+    monkeypatch.setattr(_Form, "rehearse", lambda *_: None)
+    assert all(map(torch.equal, with_rehearsal, called()))
 
 
 def test_a_second_task_compiles_nothing(tmp_path):

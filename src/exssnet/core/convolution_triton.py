@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from exssnet.core.convolution import empty
-from exssnet.core.jit_triton import jit
+from exssnet.core.jit_triton import jit, launch
 
 
 @jit
@@ -168,8 +168,8 @@ def forward(x: Tensor, weight: Tensor, stride: int, padding: int, tile: Tile | N
     rows = count * of_height * of_width
     tile = tile or _fitting(x, gather_tile(rows, kernel * channels, outputs))
     grid = (triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.columns))
-    _gather[grid](
-        x, weight, out, count, height, width, of_height, of_width, outputs, channels,
+    launch(
+        _gather, grid, x, weight, out, count, height, width, of_height, of_width, outputs, channels,
         BY_OUTPUT=kernel * kernel * channels, BY_CHANNEL=1, BY_TAP=channels, KERNEL=kernel, STRIDE=stride,
         PADDING=padding, BACKWARD=False, ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -185,8 +185,9 @@ def input_gradient(
     out = empty(inflow, (count, inputs, height, width))
     rows = count * triton.cdiv(height, stride) * triton.cdiv(width, stride)  # of the largest class of positions
     tile = tile or _fitting(inflow, gather_tile(rows, kernel * channels, inputs))
-    _gather[(triton.cdiv(rows, tile.rows), triton.cdiv(inputs, tile.columns), stride * stride)](
-        inflow, weight, out, count, of_height, of_width, height, width, inputs, channels, BY_OUTPUT=1,
+    grid = (triton.cdiv(rows, tile.rows), triton.cdiv(inputs, tile.columns), stride * stride)
+    launch(
+        _gather, grid, inflow, weight, out, count, of_height, of_width, height, width, inputs, channels, BY_OUTPUT=1,
         BY_CHANNEL=kernel * kernel * inputs, BY_TAP=inputs, KERNEL=kernel, STRIDE=stride, PADDING=padding,
         BACKWARD=True, ROWS=tile.rows, OUTPUTS=tile.columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -206,13 +207,12 @@ def weight_gradient(
     out = empty(x, (outputs, channels, kernel, kernel))
     parts = out if shares == 1 else torch.empty(shares * out.numel(), device=x.device)
     grid = (kernel * triton.cdiv(kernel * channels, tile.columns), triton.cdiv(outputs, tile.rows), shares)
-    _correlate[grid](
-        x, inflow, parts, rows, steps, height, width, of_height, of_width, CHANNELS=channels, OUT=outputs,
-        KERNEL=kernel, STRIDE=stride, PADDING=padding, OUTPUTS=tile.rows, SPAN=tile.columns, DEPTH=tile.depth,
-        num_warps=tile.warps, num_stages=tile.stages,
+    launch(
+        _correlate, grid, x, inflow, parts, rows, steps, height, width, of_height, of_width, CHANNELS=channels,
+        OUT=outputs, KERNEL=kernel, STRIDE=stride, PADDING=padding, OUTPUTS=tile.rows, SPAN=tile.columns,
+        DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if shares > 1:
-        _sum[(triton.cdiv(out.numel(), 64),)](
-            parts, out, out.numel(), shares, BLOCK=64, COUNT=triton.next_power_of_2(shares)
-        )
+        size, count = out.numel(), triton.next_power_of_2(shares)
+        launch(_sum, (triton.cdiv(size, 64),), parts, out, size, shares, BLOCK=64, COUNT=count)
     return out
