@@ -1,0 +1,261 @@
+"""Run records side by side: a row per benchmark, method and settings, with spreads and differences. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from exssnet.errors import InputError, RunError
+from exssnet.experiments.config import RunConfig
+
+BOUNDS = ("multitask", "individual")  # they do not learn one task after the other: shown first, never the best
+NOT_COMPARED = {"benchmark", "method", "seed", "class_order_seed", "device", "threads", "compile", "settings"}
+SAME_TASKS = ("tasks", "class_order", "samples_per_class")  # without them the difference of two methods says nothing
+ACROSS_METHODS = (*SAME_TASKS, "validation", "network", "width", "precision")  # the rest is a method's own recipe
+
+Seed = tuple[int, int]  # of the run, and of its class order where a seed decides that
+Spread = tuple[float, float | None]  # mean, and standard deviation of a sample of two or more
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a table needs of one record."""
+
+    file: Path
+    benchmark: str
+    miniature: bool
+    method: str
+    seed: Seed
+    settings: dict[str, Any]  # all that must be the same in runs that are averaged
+    accuracy: float
+    forgetting: float | None
+    overlap: float | None  # of masks, in %
+    proved: bool | None  # None: the method promises nothing
+    megabytes: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of paired differences, and half its 95 % confidence interval."""
+
+    mean: float
+    half: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on a benchmark: its runs that differ in the seed only."""
+
+    benchmark: str
+    miniature: bool
+    method: str
+    differs: tuple[str, ...]  # `name=value` of what other rows of the benchmark have otherwise
+    head: str
+    seeds: int
+    accuracy: Spread
+    forgetting: Spread | None
+    overlap: Spread | None
+    proved: bool | None
+    published: tuple[float, float | None] | None  # accuracy and forgetting
+    against: str | None
+    difference: Difference | None
+    megabytes: Spread | None
+    seconds: Spread
+    best: bool = False
+
+    @property
+    def title(self) -> str:
+        return self.benchmark + (" (miniature)" if self.miniature else "")
+
+
+# --- records -------------------------------------------------------------------------------------------------
+
+# older records lack fields that came later: they ran with what is the default now
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig) if field.default is not MISSING}
+
+
+def read(folders: Iterable[Path]) -> list[Run]:
+    """Every run below the folders; a file that two folders share counts once."""
+    files: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is no folder: name folders with runs, such as the --out of `exssnet run`")
+        found = sorted(folder.rglob("results.json"))
+        if not found:
+            raise InputError(f"{folder} holds no finished run: there is no results.json in it or below")
+        files |= {file.resolve(): file for file in found}
+    return [_run(file) for file in files.values()]
+
+
+def _run(file: Path) -> Run:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        config = _DEFAULTS | record["config"]
+        settings = {field.name: config[field.name] for field in dataclasses.fields(RunConfig)} | config["settings"]
+        bits, lost, overlap = record["storage"], record["forgetting"], record["average_sparse_overlap"]
+        proof = record["zero_forgetting"]
+        return Run(
+            file,
+            str(record["benchmark"]),
+            bool(record["miniature"]),
+            str(record["method"]),
+            (int(record["seed"]), int(config["class_order_seed"]) if config["class_order"] == "seed" else 0),
+            {name: value for name, value in settings.items() if name not in NOT_COMPARED},
+            _finite(record["average_accuracy"]),
+            None if lost is None else _finite(lost),
+            None if overlap is None else 100 * _finite(overlap),
+            None if proof is None else bool(proof["verified"]),
+            None if bits is None else _megabytes(bits),
+            _finite(record["seconds"]["total"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise RunError(f"{file} is no readable run record ({why}): delete it and make the run again") from error
+
+
+def _megabytes(bits: Mapping[str, Any]) -> float:
+    return sum(_finite(count) for kind, count in bits.items() if not kind.startswith("paper_")) / 8e6
+
+
+def _finite(value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+@cache
+def _published() -> dict[str, Any]:
+    """Numbers of the paper, by benchmark and method."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "published.yaml").read_text("utf-8"))
+    return found
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Group:
+    first: Run
+    runs: dict[Seed, Run]
+
+    def accuracies(self) -> dict[Seed, float]:
+        return {seed: run.accuracy for seed, run in self.runs.items()}
+
+
+def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accuracy") -> list[Row]:
+    """A row per benchmark, method and settings: the bounds first, then the others by accuracy or by name."""
+    there = sorted({run.method for run in runs})
+    if against is None:
+        against = "exssnet" if "exssnet" in there else None
+    elif against not in there:
+        raise InputError(f"no run of '{against}' is here to compare with: choose one of {', '.join(there)}")
+    blocks: dict[tuple[str, bool], list[_Group]] = {}
+    for group in _groups(runs):
+        blocks.setdefault((group.first.benchmark, group.first.miniature), []).append(group)
+
+    rows: list[Row] = []
+    for place in sorted(blocks):
+        block = [_row(group, blocks[place], against) for group in blocks[place]]
+        block.sort(key=lambda row: (row.method, row.head, row.differs))
+        if sort == "accuracy":
+            block.sort(key=lambda row: -row.accuracy[0])
+        learners = [row for row in block if row.method not in BOUNDS]
+        top = max((_shown(row) for row in learners), default=None)
+        rows += [row for row in block if row.method in BOUNDS]
+        rows += [replace(row, best=_shown(row) == top) for row in learners]
+    return rows
+
+
+def _shown(row: Row) -> float:
+    return round(row.accuracy[0], 2)  # what looks equal is equally good
+
+
+def _groups(runs: Sequence[Run]) -> list[_Group]:
+    groups: dict[tuple[str, ...], _Group] = {}
+    for run in runs:
+        key = run.benchmark, run.method, str(run.miniature), json.dumps(run.settings, sort_keys=True)
+        same = groups.setdefault(key, _Group(run, {})).runs
+        if run.seed in same:
+            raise InputError(f"{same[run.seed].file} and {run.file} have the same settings and seed: leave one out")
+        same[run.seed] = run
+    return list(groups.values())
+
+
+def _row(group: _Group, block: Sequence[_Group], against: str | None) -> Row:
+    run, runs = group.first, group.runs.values()
+    proofs = [run.proved for run in runs]
+    reference = _reference(group, [other for other in block if other.first.method == against])
+    as_published = not run.miniature and run.settings["tasks"] == _published()["tasks"]
+    numbers = _published()["benchmarks"].get(run.benchmark, {}).get(run.method) if as_published else None
+    return Row(
+        run.benchmark,
+        run.miniature,
+        run.method,
+        _differs(run, [other.first for other in block]),
+        run.settings["head"],
+        len(runs),
+        spread([run.accuracy for run in runs]),
+        _spread_if_known([run.forgetting for run in runs]),
+        _spread_if_known([run.overlap for run in runs]),
+        None if None in proofs else all(proofs),
+        None if numbers is None else (numbers[0], numbers[1]),
+        against,
+        None if reference is None else difference(group.accuracies(), reference.accuracies()),
+        _spread_if_known([run.megabytes for run in runs]),
+        spread([run.seconds for run in runs]),
+    )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation of a sample."""
+    return mean(values), stdev(values) if len(values) > 1 else None
+
+
+def _spread_if_known(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return spread(known) if len(known) == len(values) else None
+
+
+def difference(mine: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Difference | None:
+    """Mean difference over the seeds both have, by Student's t; None for fewer than two."""
+    gaps = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+    if len(gaps) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(len(gaps) - 1, 0.975))
+    return Difference(mean(gaps), quantile * stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
+
+
+def _reference(group: _Group, candidates: Sequence[_Group]) -> _Group | None:
+    """The candidate with the same tasks and the nearest settings; none where that is the group itself, or not one."""
+    mine = group.first.settings
+    fit = [other for other in candidates if all(other.first.settings[name] == mine[name] for name in SAME_TASKS)]
+    distances = [len(_varying([mine, other.first.settings])) for other in fit]
+    nearest = [other for other, distance in zip(fit, distances, strict=True) if distance == min(distances)]
+    return nearest[0] if len(nearest) == 1 and nearest[0] is not group else None
+
+
+def _differs(run: Run, block: Sequence[Run]) -> tuple[str, ...]:
+    """What other runs of the method have otherwise, and what runs of all methods should share, but for the head."""
+    own = _varying([other.settings for other in block if other.method == run.method])
+    shared = [name for name in _varying([other.settings for other in block]) if name in ACROSS_METHODS]
+    names = [name for name in dict.fromkeys(own + shared) if name != "head"]
+    return tuple(f"{name}={run.settings.get(name)}" for name in names)
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for some in settings for name in some)
+    return [name for name in names if any(some.get(name) != settings[0].get(name) for some in settings)]

@@ -1,0 +1,354 @@
+"""Comparisons of runs: what is averaged, what is paired, and tables that can be read back."""
+
+import csv
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from exssnet.errors import InputError, RunError
+from exssnet.experiments import compare
+from exssnet.experiments.compare_formats import FORMATS
+from exssnet.experiments.config import RunConfig
+
+RESULTS = Path(__file__).parents[2] / "results"
+OF_A_RUN = ("seed", "class_order_seed", "device", "threads", "compile")
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Writes records that differ from a real one in what is named; returns their folder."""
+    real = json.loads((RESULTS / "split-mnist/exssnet/seed-0/results.json").read_text("utf-8"))
+
+    def write(method, accuracies, benchmark="split-mnist", place="a", config=None, settings=None, **changes):
+        for seed, accuracy in enumerate(accuracies):
+            record = (
+                real | {"benchmark": benchmark, "method": method, "seed": seed, "average_accuracy": accuracy} | changes
+            )
+            fields = {"benchmark": benchmark, "method": method, "seed": seed, "class_order_seed": seed} | (config or {})
+            record["config"] = real["config"] | fields | {"settings": real["config"]["settings"] | (settings or {})}
+            file = tmp_path / place / benchmark / method / f"seed-{seed}" / "results.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps(record), "utf-8")
+        return tmp_path
+
+    return write
+
+
+def rows(folder, **options):
+    return compare.compare(compare.read([folder]), **options)
+
+
+def test_mean_spread_and_paired_interval_are_those_computed_by_hand(put):
+    put("exssnet", [90.0, 92.0, 97.0])
+    put("er", [89.0, 90.0, 93.0], forgetting=1.5, storage={"a_bits": 8e6, "b_bits": 4e6, "paper_bits": 1e9})
+    er = {row.method: row for row in rows(put("naive", [50.0]))}["er"]
+    mean = (89 + 90 + 93) / 3
+    std = math.sqrt(((89 - mean) ** 2 + (90 - mean) ** 2 + (93 - mean) ** 2) / 2)
+    assert er.accuracy == pytest.approx((mean, std))
+    assert er.forgetting == (1.5, 0.0)
+    assert er.megabytes == (1.5, 0.0)
+    # differences -1, -2, -4: mean -7/3, std sqrt(7/3); the 97.5 % point of t with two degrees of freedom is 4.302653
+    assert er.difference.mean == pytest.approx(-7 / 3)
+    assert er.difference.half == pytest.approx(4.302652730 * math.sqrt(7 / 3) / math.sqrt(3))
+    assert er.difference.pairs == 3
+
+
+values = st.dictionaries(st.tuples(st.integers(0, 9), st.just(0)), st.floats(0, 100), min_size=2)
+
+
+@given(values, values)
+def test_the_interval_is_that_of_a_paired_t_test_over_common_seeds(mine, theirs):
+    common = sorted(mine.keys() & theirs.keys())
+    found = compare.difference(mine, theirs)
+    if len(common) < 2:
+        assert found is None
+        return
+    gaps = [mine[seed] - theirs[seed] for seed in common]
+    assert found.pairs == len(common)
+    assert found.mean == pytest.approx(sum(gaps) / len(gaps), abs=1e-9)
+    error = float(stats.sem(gaps))
+    assert found.half == pytest.approx(float(stats.t.ppf(0.975, len(gaps) - 1)) * error, abs=1e-9)
+    other_way = compare.difference(theirs, mine)
+    assert (other_way.mean, other_way.half) == pytest.approx((-found.mean, found.half), abs=1e-9)
+
+
+def test_one_common_seed_gives_no_interval_and_no_method_to_compare_with_no_column(put):
+    put("exssnet", [90.0, 92.0])
+    folder = put("er", [80.0])
+    assert all(row.difference is None for row in rows(folder))
+    assert "vs " not in FORMATS["text"](rows(folder))
+    put("si", [70.0, 71.0])
+    assert "vs er" not in FORMATS["text"](rows(folder, against="er"))
+    assert "vs si" in FORMATS["text"](rows(folder, against="si"))
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "label"),
+    [
+        ({"precision": "bf16"}, {}, "precision=bf16"),
+        ({"network": "resnet18"}, {}, "network=resnet18"),
+        ({"optimizer": "sgd"}, {}, "optimizer=sgd"),
+        ({}, {"mask_epochs": 1}, "mask_epochs=1"),
+        ({"tasks": 2}, {}, "tasks=2"),
+    ],
+)
+def test_runs_with_other_settings_are_rows_of_their_own_and_say_what_differs(put, config, settings, label):
+    put("exssnet", [90.0, 92.0])
+    folder = put("exssnet", [80.0, 82.0], place="b", config=config, settings=settings)
+    first, second = rows(folder)
+    assert (first.accuracy[0], second.accuracy[0]) == (91.0, 81.0)
+    assert second.differs == (label,)
+    assert first.differs[0].partition("=")[0] == label.partition("=")[0]
+    for form in ("text", "markdown", "csv"):
+        assert label in FORMATS[form]([first, second])
+    assert label.replace("_", r"\_") in FORMATS["latex"]([first, second])
+
+
+def test_heads_are_apart_and_need_no_label(put):
+    put("er", [90.0, 92.0], config={"head": "task"})
+    folder = put("er", [80.0, 82.0], place="b", config={"head": "shared"})
+    assert [(row.head, row.accuracy[0], row.differs) for row in rows(folder)] == [("task", 91, ()), ("shared", 81, ())]
+
+
+@pytest.mark.parametrize("field", OF_A_RUN)
+def test_what_belongs_to_one_run_does_not_split_a_row(put, field):
+    assert field in RunConfig.__dataclass_fields__
+    put("exssnet", [90.0])
+    other = {"seed": 1, "class_order_seed": 1} | {field: {"device": "cuda", "compile": "on"}.get(field, 7)}
+    folder = put("exssnet", [92.0], place="b", config=other, seed=1)
+    (row,) = rows(folder)
+    assert (row.seeds, row.accuracy[0]) == (2, 91.0)
+
+
+def test_records_from_before_a_setting_existed_stand_with_those_that_have_its_default(put):
+    folder = put("exssnet", [90.0, 92.0])
+    file = folder / "a/split-mnist/exssnet/seed-1/results.json"
+    record = json.loads(file.read_text())
+    for later in ("weight_decay", "evaluate"):
+        del record["config"][later]
+    file.write_text(json.dumps(record))
+    assert [row.seeds for row in rows(folder)] == [2]
+
+
+def test_what_methods_should_share_is_said_where_they_do_not(put):
+    put("exssnet", [90.0, 92.0], config={"precision": "bf16", "optimizer": "adamw"})
+    found = {row.method: row.differs for row in rows(put("er", [80.0, 82.0]))}
+    assert found == {"exssnet": ("precision=bf16",), "er": ("precision=fp32",)}  # an optimizer is a method's own affair
+
+
+def test_differences_are_taken_between_runs_that_are_most_alike(put):
+    put("exssnet", [90.0, 92.0], config={"precision": "bf16"})
+    put("exssnet", [80.0, 81.0], place="b")
+    put("er", [70.0, 72.0], config={"precision": "bf16"})
+    put("er", [70.0, 73.0], place="b")
+    folder = put("si", [50.0, 50.0], config={"tasks": 2})
+    found = {(row.method, *row.differs): row.difference and row.difference.mean for row in rows(folder)}
+    assert {key[0]: value for key, value in found.items() if "precision=bf16" in key} == {"exssnet": None, "er": -20}
+    assert {key[0]: value for key, value in found.items() if "tasks=2" in key} == {"si": None}
+    assert [value for (method, *rest), value in found.items() if method == "er" and "precision=fp32" in rest] == [-9]
+
+
+def test_the_same_file_counts_once_and_the_same_run_twice_is_refused(put):
+    folder = put("exssnet", [90.0, 92.0])
+    assert len(compare.read([folder, folder / "a", folder / "a/split-mnist/exssnet/seed-0"])) == 2
+    put("exssnet", [91.0], place="b")
+    with pytest.raises(InputError, match=r"a/split-mnist.* and .*b/split-mnist.* have the same settings and seed"):
+        rows(folder)
+
+
+def test_bounds_come_first_and_are_never_the_best(put):
+    put("multitask", [99.0], forgetting=None)
+    put("individual", [99.5])
+    put("er", [80.0])
+    put("si", [90.001])
+    folder = put("lwf", [90.004])
+    assert [row.method for row in rows(folder)] == ["individual", "multitask", "lwf", "si", "er"]
+    assert [row.method for row in rows(folder, sort="name")] == ["individual", "multitask", "er", "lwf", "si"]
+    assert [row.method for row in rows(folder) if row.best] == ["lwf", "si"]  # 90.00 both, as shown
+    assert "(–)" in FORMATS["text"](rows(folder))
+
+
+def test_published_numbers_stand_beside_full_runs_of_five_tasks_only(put):
+    put("ssnet", [40.0], benchmark="split-cifar100")
+    put("exssnet+kkt", [40.0], benchmark="split-cifar100")
+    put("exssnet", [40.0], benchmark="split-cifar100", place="b", config={"tasks": 10})
+    put("icarl", [40.0], benchmark="split-cifar100")
+    folder = put("ssnet", [30.0], benchmark="split-cifar100", place="c", miniature=True)
+    found = {(row.method, row.miniature): row.published for row in rows(folder)}
+    assert found == {
+        ("ssnet", False): (23.9, 54.4),
+        ("exssnet+kkt", False): (70.5, None),
+        ("exssnet", False): None,
+        ("icarl", False): None,
+        ("ssnet", True): None,
+    }
+
+
+def test_miniatures_are_a_block_of_their_own_and_say_so(put):
+    put("exssnet", [90.0], place="b", miniature=True, config={"samples_per_class": 10})
+    found = rows(put("exssnet", [95.0]))
+    assert [row.title for row in found] == ["split-mnist", "split-mnist (miniature)"]
+    for form in ("text", "markdown", "latex"):
+        assert FORMATS[form](found).count("(miniature)") == 1
+
+
+@pytest.fixture
+def several(put):
+    put("multitask", [97.0, 97.5], forgetting=None, storage=None)
+    put("exssnet", [90.0, 92.0, 97.0])
+    put("der++", [80.0, 80.5, 81.0], config={"head": "masked-test"}, forgetting=20.0)
+    put("exssnet+kkt", [91.0, 92.0], place="b", settings={"kkt_start": "scores"})
+    put("exssnet+kkt", [91.5, 92.0])
+    return rows(put("si", [70.0, 71.0], benchmark="rotated-mnist", zero_forgetting=None, average_sparse_overlap=None))
+
+
+def test_csv_gives_back_every_number_as_it_was(several):
+    found = list(csv.DictReader(FORMATS["csv"](several).splitlines()))
+    assert len(found) == len(several)
+    for line, row in zip(found, several, strict=True):
+        assert (line["benchmark"], line["method"], line["head"]) == (row.benchmark, row.method, row.head)
+        assert float(line["accuracy"]) == row.accuracy[0]
+        assert line["forgetting"] == ("" if row.forgetting is None else str(row.forgetting[0]))
+        assert line["proved"] == {None: "", True: "yes", False: "no"}[row.proved]
+        if row.difference is not None:
+            low, high = float(line["difference_low"]), float(line["difference_high"])
+            assert ((low + high) / 2, (high - low) / 2) == pytest.approx((row.difference.mean, row.difference.half))
+            assert line["against"] == "exssnet"
+
+
+def test_markdown_rows_have_as_many_cells_as_their_header_and_the_best_is_bold(several):
+    blocks = [block for block in FORMATS["markdown"](several).split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 2
+    for block, benchmark in zip(blocks, ("rotated-mnist", "split-mnist"), strict=True):
+        table = [line.strip("|").split("|") for line in block.splitlines()]
+        assert len({len(cells) for cells in table}) == 1
+        assert set(block.splitlines()[1]) <= set("|-: ")
+        assert len(table) == 2 + sum(row.benchmark == benchmark for row in several)
+        bold = [cells[0].strip() for cells in table if any("**" in cell for cell in cells)]
+        assert bold == [row.method for row in several if row.best and row.benchmark == benchmark]
+
+
+def test_latex_is_one_tabular_with_equal_rows_and_nothing_unescaped(several):
+    text = "\n".join(line for line in FORMATS["latex"](several).splitlines() if not line.startswith("%"))
+    body = re.fullmatch(
+        r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*)\\bottomrule\n\\end\{tabular\}", text, re.DOTALL
+    )
+    lines = [line for line in body[2].splitlines() if line != r"\midrule"]
+    assert all(line.endswith(r" \\") for line in lines)
+    wide = [line for line in lines if line.startswith(r"\multicolumn")]
+    assert wide == [rf"\multicolumn{{{len(body[1])}}}{{l}}{{{name}}} \\" for name in ("rotated-mnist", "split-mnist")]
+    assert {line.count(" & ") for line in lines if line not in wide} == {len(body[1]) - 1}
+    assert text.isascii()
+    assert not re.search(r"(?<!\\)[%_#]", text)
+    assert text.count("$") % 2 == 0
+    assert text.count(r"\textbf{") == sum(row.best for row in several)
+    assert r"kkt\_start=scores" in text
+
+
+def exssnet(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "exssnet", "compare", *map(str, arguments)], capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("folders", [["split-mnist"], ["split-cifar100"], ["gpu"], ["split-cifar100", "fp32"]])
+def test_a_benchmark_of_real_records_fits_in_80_columns_a_line_per_method(folders):
+    done = exssnet(*(RESULTS / folder for folder in folders), COLUMNS="40")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found = [line.split()[0] for line in done.stdout.splitlines() if re.search(r"\d \([\d.]+\)|\d  \([\d.]+\)", line)]
+    methods = ["exssnet", "exssnet+kkt", "ssnet", "ssnet+kkt", "supsup", "supsup+kkt"]
+    assert sorted(found) == sorted(methods + ["exssnet"] * ("fp32" in folders))
+
+
+def test_many_heads_and_methods_still_fit(put):
+    for method, head in [("individual", "shared"), ("ewc-online", "task"), ("icarl", "masked-test"), ("er", "task")]:
+        put(method, [40.0, 44.0, 46.0], benchmark="split-cifar100", config={"head": head}, forgetting=44.4)
+    folder = put("exssnet+kkt", [80.0, 81.0, 83.0], benchmark="split-cifar100")
+    done = exssnet(folder, "--against", "exssnet+kkt")
+    assert max(map(len, done.stdout.splitlines())) <= 80, done.stdout
+
+
+def test_the_command_prints_the_numbers_of_the_results_page():
+    table = (RESULTS / "README.md").read_text("utf-8").split("## SplitCIFAR100")[1].split("##")[0]
+    done = exssnet(RESULTS / "split-cifar100", "--format", "csv")
+    found = {line["method"]: line for line in csv.DictReader(done.stdout.splitlines())}
+    page = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "| split-cifar" in line
+    ]
+    assert len(page) == len(found) == 6
+    for _, method, seeds, accuracy, published, forgetting, overlap, proved, _ in page:
+        line = found[method]
+        both = {
+            name: f"{float(line[name]):.2f} ± {float(line[f'{name}_std']):.2f}" for name in ("accuracy", "forgetting")
+        }
+        assert (line["seeds"], both["accuracy"], both["forgetting"]) == (seeds, accuracy, forgetting)
+        assert (line["published_accuracy"], line["proved"]) == (published, proved)
+        assert f"{float(line['overlap']):.1f} ± {float(line['overlap_std']):.1f}" == overlap
+
+
+def test_comparing_does_not_import_torch():
+    code = (
+        "import sys, exssnet.cli\n"
+        f"sys.argv = ['exssnet', 'compare', {str(RESULTS / 'split-mnist')!r}]\n"
+        "import atexit; atexit.register(lambda: print('torch' in sys.modules))\n"
+        "exssnet.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+DAMAGED = {
+    "no JSON": "{",
+    "no object": "[1]",
+    "no text": b"\xff\xfe",
+    "nothing in it": "{}",
+    "no config": '{"config": 3}',
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_records_are_named(tmp_path, case):
+    content = DAMAGED[case]
+    (tmp_path / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RunError, match=r"results\.json is no readable run record") as raised:
+        compare.read([tmp_path])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["benchmark", "method", "seed", "average_accuracy", "seconds", "storage", "config"])
+def test_a_record_without_a_key_says_which(put, key):
+    folder = put("exssnet", [90.0])
+    file = folder / "a/split-mnist/exssnet/seed-0/results.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in record.items() if name != key}))
+    with pytest.raises(RunError, match=f"no '{key}'"):
+        compare.read([folder])
+    file.write_text(json.dumps(record | {"average_accuracy": float("nan")}))
+    with pytest.raises(RunError, match="nan is no number"):
+        compare.read([folder])
+
+
+def test_bad_input_is_one_line_and_exit_code_2(put, tmp_path):
+    folder = put("exssnet", [90.0, 91.0])
+    (tmp_path / "empty").mkdir()
+    for arguments, message in [
+        ([tmp_path / "nowhere"], "nowhere is no folder"),
+        ([tmp_path / "empty"], "empty holds no finished run"),
+        ([folder, tmp_path / "empty"], "empty holds no finished run"),
+        ([folder, "--against", "er"], "no run of 'er' is here to compare with: choose one of exssnet"),
+    ]:
+        done = exssnet(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert message in done.stderr
