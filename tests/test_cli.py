@@ -47,7 +47,11 @@ def test_json_prints_the_record_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("methods", ["exssnet", "ssnet", "supsup"]),
+        (
+            "methods",
+            ["agem", "cgate", "der", "der++", "er", "ewc-online", "exssnet", "hat", "icarl", "individual", "lwf",
+             "multitask", "naive", "packnet", "piggyback", "si", "ssnet", "supsup", "wsn"],
+        ),
         (
             "benchmarks",
             ["permuted-mnist", "rotated-mnist", "split-cifar100", "split-digits", "split-imagenet", "split-mnist",
@@ -83,7 +87,7 @@ BAD = {
     "density above 1": (["--density", "1.2"], "density is 1.2"),
     "a layer without a weight": (["--density", "0.0001"], "without a weight: use at least 0.002"),
     "unknown method": (["--method", "exsnet"], "unknown method 'exsnet': did you mean exssnet"),
-    "unknown method far off": (["--method", "zzz"], "choose one of exssnet, "),
+    "unknown method far off": (["--method", "zzz"], "choose one of agem, "),
     "unknown model": (["--network", "resnet"], "unknown model 'resnet': did you mean resnet50 or resnet18?"),
     "unknown optimizer": (["--optimizer", "adm"], "did you mean adam or adamw?"),
     "unknown device": (["--device", "gpu"], "device 'gpu' is not known: give auto, cpu or cuda"),

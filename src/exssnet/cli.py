@@ -33,6 +33,22 @@ class Listing(StrEnum):
     MODELS = "models"
 
 
+class Format(StrEnum):
+    """How `exssnet compare` writes its tables."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+
+
+class Order(StrEnum):
+    """How `exssnet compare` sorts methods."""
+
+    ACCURACY = "accuracy"
+    NAME = "name"
+
+
 def main() -> None:
     """Run a command; what we raise on purpose becomes one line and exit code 2."""
     try:
@@ -87,10 +103,11 @@ RUN, STREAM, METHOD, KKT, NETWORK = "Run", "Stream", "Method", "Transfer (KKT)",
 def run(
     benchmark: Annotated[str, typer.Argument(help="Its name; `exssnet list benchmarks` shows all.")] = "",
     method: Annotated[
-        str | None, typer.Option(help="One or several, with commas [exssnet]; `exssnet+kkt` is `exssnet` with --kkt.")
+        str | None,
+        typer.Option(help="One, several with commas, or all; x+kkt is x with --kkt.", show_default="exssnet"),
     ] = None,
     kkt: Annotated[bool, typer.Option("--kkt", help="Start each task from an earlier one's mask.")] = False,
-    seeds: Annotated[str | None, typer.Option(help="One or several, with commas [0].")] = None,
+    seeds: Annotated[str | None, typer.Option(help="One or several, with commas.", show_default="0")] = None,
     # the stream
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.", rich_help_panel=STREAM)] = None,
     class_order: Annotated[
@@ -109,7 +126,10 @@ def run(
     # the network
     network: Annotated[str | None, typer.Option(help="Model by name.", rich_help_panel=NETWORK)] = None,
     width: Annotated[float | None, typer.Option(help="Its width.", rich_help_panel=NETWORK)] = None,
-    head: Annotated[str | None, typer.Option(help="shared or task.", rich_help_panel=NETWORK)] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="shared, task or masked-test.", show_default="the method's usual", rich_help_panel=NETWORK),
+    ] = None,
     # the method
     density: Annotated[
         float | None, typer.Option(help="Share of weights a mask keeps.", rich_help_panel=METHOD)
@@ -118,9 +138,16 @@ def run(
     weight_epochs: Annotated[
         int | None, typer.Option(help="Epochs of weight learning.", rich_help_panel=METHOD)
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the masks.", rich_help_panel=METHOD)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of a dense method.", rich_help_panel=METHOD)] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate, of the masks or the dense weights.", rich_help_panel=METHOD)
+    ] = None,
     weight_lr: Annotated[
         float | None, typer.Option(help="Learning rate of the weights.", rich_help_panel=METHOD)
+    ] = None,
+    buffer: Annotated[
+        float | None,
+        typer.Option(help="Examples a replay method keeps: a number, or a share below 1.", rich_help_panel=METHOD),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step.", rich_help_panel=METHOD)] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.", rich_help_panel=METHOD)] = None,
@@ -143,6 +170,9 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Any other setting of the method, name=value.", rich_help_panel=METHOD),
     ] = None,
+    plugin: Annotated[
+        list[Path] | None, typer.Option(help="A Python file with a method of your own.", rich_help_panel=METHOD)
+    ] = None,
     # the run
     config: Annotated[Path | None, typer.Option(help="Repeat the run of a config.yaml.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -158,6 +188,10 @@ def run(
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
     from exssnet import terminal
     from exssnet.experiments.together import how_many, run_all
+    from exssnet.methods import plug_in
+
+    for file in plugin or []:
+        plug_in(file)
 
     plans = (
         _repeated(config, [benchmark, method, seeds, kkt, more, *changes.values()])
@@ -186,6 +220,7 @@ _NOT_CHANGES = {
     "kkt",
     "seeds",
     "more",
+    "plugin",
     "config",
     "together",
     "out",
@@ -205,11 +240,16 @@ def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
 
 def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[str, Any]) -> list[RunConfig]:
     """The runs asked for; all of them are resolved before the first one starts."""
-    from exssnet.experiments.config import resolve
+    from exssnet.experiments.config import resolve_all
+    from exssnet.methods import methods as known
+    from exssnet.methods import transfers
 
     if not benchmark:
         raise InputError("no benchmark named: `exssnet list benchmarks` shows them")
-    names = [name.strip().removesuffix("+kkt") + "+kkt" if kkt else name.strip() for name in methods.split(",")]
+    wanted = list(known()) if methods == "all" else [name.strip().removesuffix("+kkt") for name in methods.split(",")]
+    names = wanted if methods == "all" else [name.strip() for name in methods.split(",")]
+    if kkt:
+        names = [name + "+kkt" for name in wanted if methods != "all" or transfers(name)]
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
@@ -218,7 +258,7 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
         twice = [value for value in given if given.count(value) > 1]
         if twice:
             raise InputError(f"{what} {twice[0]} is named twice: name each once")
-    return [resolve(benchmark, name, seed, **changes) for name in names for seed in numbers]
+    return resolve_all(benchmark, names, numbers, **changes)
 
 
 def _pairs(settings: list[str]) -> dict[str, Any]:
@@ -228,3 +268,21 @@ def _pairs(settings: list[str]) -> dict[str, Any]:
         if "=" not in setting:
             raise InputError(f"--set {setting} has no value: write --set name=value")
     return settings_from_text(dict(setting.split("=", 1) for setting in settings))
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Folders; all runs below them are read.", show_default="runs")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The others are compared with this method, seed by seed.", show_default="exssnet")
+    ] = None,
+    sort: Annotated[Order, typer.Option(help="Order of the methods.")] = Order.ACCURACY,
+    format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT,
+) -> None:
+    """Compare methods: mean ± std over seeds, differences, published numbers; a table per benchmark."""
+    from exssnet.experiments import compare as comparison
+    from exssnet.experiments.compare_formats import FORMATS
+
+    print(FORMATS[format](comparison.compare(comparison.read(runs or [Path("runs")]), against, sort)))

@@ -109,7 +109,8 @@ def print_record(record: Mapping[str, Any], folder: Path) -> None:
     for i, classes in enumerate(record["class_order"]):
         lender = (record["transfer"][i]["lender"] if record["transfer"] else None) or "–"
         overlap = "–" if not overlaps or overlaps[i] is None else f"{100 * overlaps[i]:.1f}"
-        table.add_row(str(i + 1), _classes(classes), f"{matrix[i][i]:.2f}", f"{matrix[-1][i]:.2f}", overlap, lender)
+        learned = "–" if matrix[i][i] is None or record["method"] == "multitask" else f"{matrix[i][i]:.2f}"
+        table.add_row(str(i + 1), _classes(classes), learned, f"{matrix[-1][i]:.2f}", overlap, lender)
     console.print(table)
     console.print(
         f"average accuracy {record['average_accuracy']:.2f} %, forgetting {_two(record['forgetting'])}, "

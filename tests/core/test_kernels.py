@@ -94,11 +94,16 @@ def test_a_batch_in_one_launch_equals_the_plain_transforms_bit_for_bit(shape):
     assert fused(images, Pipeline((RandomCrop(4), scale))) is None
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("rows", "classes"), [(64, 20), (1, 2), (300, 200), (5, 1000), (16, 4096)])
-def test_the_loss_and_its_count_equal_torchs(rows, classes):
+def test_the_loss_and_its_count_equal_torchs(rows, classes, masked):
     draw = torch.Generator().manual_seed(0)
-    logits = (5 * torch.randn(rows, classes, generator=draw)).to(DEVICE).requires_grad_()
+    logits = (5 * torch.randn(rows, classes, generator=draw)).to(DEVICE)
     labels = torch.randint(0, classes, (rows,), generator=draw).to(DEVICE)
+    if masked:  # outputs that an example is not trained on
+        others = torch.rand(rows, classes, generator=draw).to(DEVICE) < 0.5
+        logits = logits.masked_fill(others & ~nn.functional.one_hot(labels, classes).bool(), -torch.inf)
+    logits.requires_grad_()
     loss, total = CrossEntropy.apply(logits, labels), torch.tensor([1.0, 2.0], device=DEVICE)
     (2 * loss).backward()
     found, logits.grad = logits.grad, None

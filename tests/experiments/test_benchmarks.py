@@ -17,8 +17,8 @@ def test_a_recipe_resolves_for_every_method_and_names_only_known_settings(benchm
     for name in methods():
         config = resolve(benchmark, name, 3)
         assert config.class_order_seed == (3 if config.stream == "split" else 0)
-        assert config.settings["density"] == 0.1
-        assert recipes()[benchmark]["methods"][name].items() <= config.settings.items()
+        assert config.settings.get("density", 0.1) == 0.1
+        assert recipes()[benchmark]["methods"].get(name, {}).items() <= config.settings.items()
 
 
 @pytest.mark.parametrize("benchmark", recipes())

@@ -1,73 +1,135 @@
 """What every method must pass, whatever it is."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
+from tests.stopping import cut_after
 
-from exssnet.experiments.config import resolve
+from exssnet.errors import ForgettingError, InputError
+from exssnet.experiments.config import resolve, resolve_all
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import describe, methods, parse, transfers
+from exssnet.methods.multitask import Multitask
 from exssnet.train import Trainer, accuracy, checkpoint
 
 NAMES = [name + suffix for name in methods() for suffix in ("", "+kkt") if not suffix or transfers(name)]
-SHORT = {"tasks": 3, "mask_epochs": 6, "weight_epochs": 6}
+SHORT = {"mask_epochs": 6, "weight_epochs": 6, "epochs": 8, "retrain_epochs": 4, "buffer": 100.0}
+FEW = {"mask_epochs": 2, "weight_epochs": 1, "epochs": 2, "retrain_epochs": 1, "buffer": 30.0}
+PROVED = [name for name in NAMES if hasattr(parse(name)[0], "exclusive")]
 
 every_method = pytest.mark.parametrize("name", NAMES)
+every_head = pytest.mark.parametrize(
+    ("name", "head"), [(name, head) for name in NAMES for head in parse(name)[0].heads]
+)
+gpu = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+)
 
 
-def config(name, **changes):
-    return resolve("split-digits", name, 0, **(SHORT | changes))
+def config(name, times=SHORT, **changes):
+    """Three tasks of 4, 3 and 3 digits; of the times those that the method has."""
+    known = {n: value for n, value in times.items() if hasattr(parse(name)[0].settings_type, n)}
+    return resolve("split-digits", name, 0, **({"tasks": 3} | known | changes))
 
 
-@every_method
-@pytest.mark.parametrize("head", ["shared", "task"])
-def test_it_learns_a_stream_of_unequal_tasks_well_above_chance(tmp_path, name, head):
-    record = run(config(name, head=head), tmp_path)
+def learn(method, stream, trainer=None, first=0, last=3):
+    trainer = trainer or Trainer(method, 0)
+    if isinstance(method, Multitask):
+        trainer.learn(method.together(list(stream)))
+    else:
+        for index in range(first, last):
+            trainer.learn(stream[index])
+
+
+@every_head
+@pytest.mark.parametrize("device", ["cpu", gpu])
+def test_it_learns_a_stream_of_unequal_tasks_well_above_chance(tmp_path, name, head, device):
+    record = run(config(name, head=head, device=device), tmp_path)
     assert [len(group) for group in record["class_order"]] == [4, 3, 3]
-    learned = [record["accuracy_matrix"][i][i] for i in range(3)]
+    learned = [a for i, a in enumerate([record["accuracy_matrix"][i][i] for i in range(3)]) if a is not None]
     assert min(learned) > 70
+    assert record["average_accuracy"] > 45
     assert record["config"]["head"] == head
     assert all(seconds >= 0 for task in record["seconds"]["tasks"] for seconds in task.values())
+    assert sum(record["storage"].values()) > 0
 
 
 @every_method
 def test_the_same_seed_gives_the_same_record(tmp_path, name):
-    one, two = (run(config(name, mask_epochs=2, weight_epochs=1), tmp_path / out) for out in "ab")
+    one, two = (run(config(name, FEW), tmp_path / out) for out in "ab")
     assert {**one, "seconds": 0} == {**two, "seconds": 0}
 
 
 @every_method
 def test_its_state_survives_a_round_trip_through_a_checkpoint(tmp_path, name):
-    stream, method = prepare(config(name, mask_epochs=2, weight_epochs=2))
+    stream, method = prepare(config(name, FEW))
     trainer = Trainer(method, 0)
-    for index in range(2):
-        trainer.learn(stream[index])
+    learn(method, stream, trainer, last=2)
     tensors, facts = method.state()
     checkpoint.write(tmp_path / "c", tensors, facts)
-    _, again = prepare(config(name, mask_epochs=2, weight_epochs=2))
+    _, again = prepare(config(name, FEW))
     again.load_state(*checkpoint.read(tmp_path / "c"))
     for index in range(2):
         x, _ = stream[index].test.batch(torch.arange(50))
         assert torch.equal(method.logits(x, f"task{index + 1}"), again.logits(x, f"task{index + 1}"))
-    Trainer(again, 0).learn(stream[2])
-    trainer.learn(stream[2])
+    if isinstance(method, Multitask):
+        return
+    learn(again, stream, first=2)
+    learn(method, stream, trainer, first=2)
     assert json.dumps(method.state()[1]) == json.dumps(again.state()[1])
+    one, two = method.state()[0], again.state()[0]
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[tensor], two[tensor]) for tensor in one)
+
+
+@every_method
+@pytest.mark.parametrize("epochs", [1, 3, 5])
+def test_a_run_that_is_cut_off_and_taken_up_gives_the_same_record(tmp_path, monkeypatch, name, epochs):
+    whole = run(config(name, FEW | {"epochs": 3}), tmp_path / "whole")
+    try:
+        with cut_after(monkeypatch, epochs):
+            run(config(name, FEW | {"epochs": 3}), tmp_path / "cut", checkpoint_seconds=0)
+    except pytest.fail.Exception:
+        return  # it was through before: multitask has three epochs in all
+    again = run(config(name, FEW | {"epochs": 3}), tmp_path / "cut")
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+
+
+@every_method
+def test_a_run_that_is_killed_is_taken_up_by_another_process(tmp_path, name):
+    planned = config(name, FEW | {"epochs": 4, "mask_epochs": 4, "weight_epochs": 4})
+    whole = run(planned, tmp_path / "whole")
+    (tmp_path / "config.yaml").write_text(planned.to_yaml())
+    command = [sys.executable, "-m", "exssnet", "run", "--config", str(tmp_path / "config.yaml"), "--out"]
+    command += [str(tmp_path / "killed"), "--checkpoint-seconds", "0"]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    log = tmp_path / "killed" / planned.folder / "log.jsonl"
+    while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 2):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = run(planned, tmp_path / "killed")
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
 
 
 @every_method
 def test_a_task_of_one_batch_is_learned(name):
-    stream, method = prepare(config(name, samples_per_class=8, mask_epochs=15, weight_epochs=15))
-    Trainer(method, 0).learn(stream[0])
+    stream, method = prepare(config(name, dict.fromkeys(SHORT, 15), samples_per_class=8))
+    learn(method, stream, last=1)
     assert accuracy(lambda x: method.logits(x, "task1"), stream[0].train) > 60
 
 
-@every_method
+@pytest.mark.parametrize("name", PROVED)
 @pytest.mark.parametrize("broken", ["weights", "task.0.mask"])
 def test_a_checkpoint_that_was_tampered_with_is_refused_by_a_method_that_proves(name, broken):
-    from exssnet.errors import ForgettingError
-
-    stream, method = prepare(config(name, mask_epochs=1, weight_epochs=1))
+    stream, method = prepare(config(name, FEW))
     Trainer(method, 0).learn(stream[0])
     tensors, facts = method.state()
     changed = tensors[broken].clone()
@@ -75,7 +137,7 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_by_a_method_that_proves(
         changed[method.network.bank.used.nonzero()[0]] += 1
     else:
         changed[0] ^= 255
-    _, again = prepare(config(name, mask_epochs=1, weight_epochs=1))
+    _, again = prepare(config(name, FEW))
     if method.exclusive:
         with pytest.raises(ForgettingError, match="task 'task1' changed"):
             again.load_state({**tensors, broken: changed}, facts)
@@ -92,3 +154,18 @@ def test_every_method_has_a_line_that_describes_it():
 def test_names_with_and_without_kkt_are_parsed():
     assert parse("exssnet+kkt") == (methods()["exssnet"], True)
     assert parse("supsup") == (methods()["supsup"], False)
+
+
+@every_method
+def test_a_head_that_a_method_does_not_have_is_refused(name):
+    with pytest.raises(InputError, match="head is 'no': choose one of"):
+        config(name, head="no")
+
+
+def test_of_several_methods_each_gets_the_settings_it_knows():
+    plans = resolve_all("split-digits", ["er", "exssnet"], [0], epochs=3, mask_epochs=2, head="masked-test")
+    assert [plan.head for plan in plans] == ["masked-test", "shared"]
+    assert plans[0].settings["epochs"] == 3
+    assert plans[1].settings["mask_epochs"] == 2
+    with pytest.raises(InputError, match="no setting 'colour'"):
+        resolve_all("split-digits", ["er", "exssnet"], [0], colour=1)

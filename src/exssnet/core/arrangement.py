@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from exssnet.core import side
+from exssnet.core.execution import Execution
 from exssnet.core.layout import Layer, Layout
+from exssnet.core.runner import Runner
 
 
 class Arrangement:
@@ -69,6 +71,14 @@ class Arrangement:
 
     def _cut(self, layer: Layer, tensor: Tensor) -> Tensor:
         return tensor[: layer.shape[0], : layer.shape[1]] if self._is_convolution(layer) else tensor
+
+
+def arrange(runner: Runner, layout: Layout, execution: Execution, device: torch.device) -> Arrangement:
+    """Have the runner compute this way; where the weights lie then."""
+    convolutions = [layer.name.rpartition(".")[0] for layer in layout.layers if layer.convolution]
+    runner.execute(execution, convolutions)
+    unfilled = {f"{name}.weight" for name in runner.narrow}
+    return Arrangement(layout, execution.channels_last, execution.channel_multiple, device, unfilled)
 
 
 class _Place(torch.autograd.Function):

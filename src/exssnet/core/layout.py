@@ -39,6 +39,10 @@ class Layout:
     def size(self) -> int:
         return self.layers[-1].stop if self.layers else 0
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(layer.name for layer in self.layers)
+
     def slices(self, vector: Tensor) -> list[Tensor]:
         """Per layer, its flat slice of the vector; views, so gradients flow back into one vector."""
         return list(torch.split(vector, [layer.size for layer in self.layers]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core import initialise
-from exssnet.core.arrangement import Arrangement
+from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.partition import partition
@@ -90,12 +90,7 @@ class MaskedNetwork:
 
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
-        convolutions = [layer.name.rpartition(".")[0] for layer in self.layout.layers if layer.convolution]
-        self.runner.execute(execution, convolutions)
-        unfilled = {f"{name}.weight" for name in self.runner.narrow}
-        self.arrangement = Arrangement(
-            self.layout, execution.channels_last, execution.channel_multiple, self.weights.device, unfilled
-        )
+        self.arrangement = arrange(self.runner, self.layout, execution, self.weights.device)
         self._arranged: tuple[str, Tensor] | None = None  # of the task asked for last
 
     @property

@@ -58,7 +58,7 @@ def partition(
     if any(nn.parameter.is_lazy(p) for p in parameters.values()):
         raise InputError("the module has lazy layers without a shape yet: run one batch through it first")
 
-    head_name = _head(module, head_layer)
+    head_name = head_layer_of(module, head_layer)
     maskable = _maskable(module)
     layers: list[Layer] = []
     own: list[str] = []
@@ -69,7 +69,7 @@ def partition(
         if (head == "task" and in_head) or _is_private(module, name, private):
             own.append(name)
         elif name in maskable and parameter.requires_grad:
-            plain = all(_is_plain_convolution(owner) for owner, _, used in _uses(module) if used is parameter)
+            plain = _runs_as_convolution(module, parameter)
             layers.append(Layer(name, tuple(parameter.shape), maskable[name], start, plain))
             start += parameter.numel()
         else:
@@ -81,7 +81,29 @@ def partition(
         )
     _check_one_kind(layers, parameters)
     _check_words(private, own)
-    return Partition(Layout(tuple(layers)), tuple(own), tuple(frozen), head_name, head == "task", _still(module))
+    return Partition(Layout(tuple(layers)), tuple(own), tuple(frozen), head_name, head == "task", still_parts(module))
+
+
+def trainable(module: nn.Module) -> Layout:
+    """All parameters that may move, whatever kind of layer they belong to."""
+    layers: list[Layer] = []
+    start = 0
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InputError("the module has lazy layers without a shape yet: run one batch through it first")
+        if parameter.requires_grad and parameter.numel():
+            fan_in = max(parameter[0].numel(), 1) if parameter.ndim else 1
+            layers.append(Layer(name, tuple(parameter.shape), fan_in, start, _runs_as_convolution(module, parameter)))
+            start += parameter.numel()
+    if not layers:
+        raise InputError("the network has nothing to train: it needs a parameter with requires_grad")
+    _check_one_kind(layers, dict(module.named_parameters()))
+    return Layout(tuple(layers))
+
+
+def _runs_as_convolution(module: nn.Module, parameter: Tensor) -> bool:
+    users = [(owner, name) for owner, name, used in _uses(module) if used is parameter]
+    return all(name == "weight" and _is_plain_convolution(owner) for owner, name in users)
 
 
 def _is_plain_convolution(layer: nn.Module) -> bool:
@@ -89,7 +111,9 @@ def _is_plain_convolution(layer: nn.Module) -> bool:
     return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
-def _still(module: nn.Module) -> tuple[str, ...]:
+def still_parts(module: nn.Module) -> tuple[str, ...]:
+    """Submodules whose parameters are all frozen by the user."""
+
     def frozen(part: nn.Module) -> bool:
         parameters = list(part.parameters())
         return bool(parameters) and not any(p.requires_grad for p in parameters)
@@ -105,7 +129,7 @@ def _check_words(wanted: Collection[str], found: list[str]) -> None:
             )
 
 
-def _head(module: nn.Module, wanted: str | None) -> str:
+def head_layer_of(module: nn.Module, wanted: str | None = None) -> str:
     """The named layer, or the last Linear one (the last convolution where there is none)."""
     layers: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, _WEIGHTED)}
     if wanted is not None:
@@ -167,4 +191,4 @@ def _check_one_kind(layers: list[Layer], parameters: dict[str, nn.Parameter]) ->
     kinds = {parameters[layer.name].dtype for layer in layers}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
         listed = ", ".join(sorted(str(kind) for kind in kinds))
-        raise InputError(f"the masked weights are of type {listed}: convert the module to float32 or float64")
+        raise InputError(f"the weights are of type {listed}: convert the module to float32 or float64")

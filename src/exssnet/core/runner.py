@@ -97,6 +97,11 @@ class Runner:
         self._form = form
 
     @property
+    def skeleton(self) -> nn.Module:
+        """The structure in its plain form, in evaluation mode; not to be changed."""
+        return self._skeleton
+
+    @property
     def execution(self) -> Execution:
         return self._form.execution
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
-from exssnet.errors import DataError
+from exssnet.errors import DataError, InputError
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,14 @@ class Data(ABC):
         With a generator (on `device`) the inputs are augmented, all draws from it; without one they are not.
         """
 
+    def examples(self, index: Tensor) -> Tensor:
+        """The inputs at `index` as a memory keeps them: as they are stored, under what is this task's own."""
+        raise InputError("these images are decoded while they are read: a memory of examples needs data in memory")
+
+    def shown(self, examples: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Kept examples as the network sees them, augmented with a generator; the same for all tasks of a stream."""
+        raise InputError("these images are decoded while they are read: a memory of examples needs data in memory")
+
     @abstractmethod
     def to(self, device: str | torch.device) -> Data:
         """The same examples on another device."""
@@ -56,6 +64,14 @@ class Task:
     train: Data
     test: Data
     validation: Data | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a method may know of a stream beforehand."""
+
+    classes: tuple[int, ...]  # of each task
+    examples: int = 0  # for training, in all tasks; 0: not asked for
 
 
 class Stream(Sequence[Task]):

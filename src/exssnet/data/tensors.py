@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,8 +34,10 @@ class TensorData(Data):
     capturable = True
 
     def __init__(
-        self, inputs: Shared, rows: Tensor, labels: Tensor, classes: int, transform: Transform | None = None
-    ) -> None:
+        self, inputs: Shared, rows: Tensor, labels: Tensor, classes: int, transform: Transform | None = None,
+        warp: Transform | None = None,
+    ) -> None:  # fmt: skip
+        """`warp` is what this task alone does to its inputs; `transform`, after it, what all tasks do."""
         self.labels = labels
         self.classes = classes
         self.shape = tuple(inputs.shape[1:])
@@ -43,17 +45,33 @@ class TensorData(Data):
         self._inputs = inputs.on(labels.device)
         self._rows = rows.to(labels.device)
         self._transform = (transform or Pipeline()).to(labels.device)
-        self._fused = _fused(self._inputs, self._transform)
+        self._warp = None if warp is None else warp.to(labels.device)
+        self._fused = _fused(self._inputs, self._transform) if warp is None else None
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         rows = self._rows[index]
         if self._fused is not None:
             return self._fused(rows, generator), self.labels[index]
-        x = self._transform(self._inputs.index_select(0, rows), generator)
-        return x.float() if x.dtype == torch.uint8 else x, self.labels[index]
+        return self.shown(self.examples(index), generator), self.labels[index]
+
+    def examples(self, index: Tensor) -> Tensor:
+        stored = self._inputs.index_select(0, self._rows[index])
+        return stored if self._warp is None else self._warp(stored, None)
+
+    def shown(self, examples: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        x = self._transform(examples, generator)
+        return x.float() if x.dtype == torch.uint8 else x
 
     def to(self, device: str | torch.device) -> TensorData:
-        return TensorData(self._shared, self._rows, self.labels.to(device), self.classes, self._transform)
+        labels = self.labels.to(device)
+        return TensorData(self._shared, self._rows, labels, self.classes, self._transform, self._warp)
+
+
+def joined(parts: Sequence[TensorData], labels: Sequence[Tensor], classes: int) -> TensorData:
+    """The examples of several tasks as one, under these labels."""
+    everything = [part.examples(torch.arange(len(part), device=part.device)) for part in parts]
+    rows = torch.arange(sum(map(len, parts)))
+    return TensorData(Shared(torch.cat(everything)), rows, torch.cat(list(labels)), classes, parts[0]._transform)
 
 
 def _fused(inputs: Tensor, transform: Transform) -> Callable[[Tensor, torch.Generator | None], Tensor] | None:
@@ -88,4 +106,5 @@ class TensorSplit(Split):
 
     def select(self, rows: Tensor, labels: Tensor, classes: int, warp: tuple[Transform, ...] = ()) -> TensorData:
         scale = (self.normalize,) if self.normalize else ()
-        return TensorData(self._shared, rows, labels, classes, Pipeline((*self.augment, *warp, *scale)))
+        of_task = Pipeline(warp) if warp else None
+        return TensorData(self._shared, rows, labels, classes, Pipeline((*self.augment, *scale)), of_task)

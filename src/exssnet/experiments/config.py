@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from exssnet.errors import InputError, RunError
 from exssnet.experiments.benchmarks import STREAMS, recipe
+
+if TYPE_CHECKING:
+    from exssnet.methods import Method
 
 BY_NAME = ("benchmark", "method", "seed", "settings")  # not changed as fields: they say which run it is
 OF_CLASSES = ("class_order", "class_order_seed")  # only where a stream deals classes to tasks
@@ -33,7 +36,7 @@ class RunConfig:
     samples_per_class: int | None = None  # a miniature: so many training images of each class
     images: str | None = None  # an image folder instead of the hub, for split-imagenet
     width: float | None = None
-    head: str = "shared"
+    head: str = "auto"  # shared, task or masked-test; auto: the method's usual one
     batch_size: int = 64
     optimizer: str = "adam"
     weight_decay: float | None = None  # None: what the optimizer usually has
@@ -88,13 +91,40 @@ def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunCon
 
     given = dict(recipe(benchmark))
     given.pop("description")
-    own = given.pop("methods").get(parse(method)[0].name, {})
+    kind, _ = parse(method)
+    recipes = given.pop("methods")
+    usual = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
+    own = usual | recipes.get(kind.name, {})
     changes = {name: value for name, value in changes.items() if value is not None}
     if "optimizer" in changes:
         given.pop("weight_decay", None)  # it goes with the recipe's own optimizer
     if given["stream"] == "split":
         given.setdefault("class_order_seed", seed)
     return _built(benchmark, method, seed, given | own | changes)
+
+
+def resolve_all(benchmark: str, methods: Sequence[str], seeds: Sequence[int], /, **changes: Any) -> list[RunConfig]:
+    """Every method with every seed. A change is made where a method knows it; one that none knows is refused."""
+    from exssnet.methods import parse
+
+    kinds = {method: parse(method)[0] for method in methods}
+    given = {name: value for name, value in changes.items() if value is not None}
+
+    def fitting(kind: type[Method]) -> dict[str, Any]:
+        fits = {n: v for n, v in given.items() if n in get_type_hints(RunConfig) or knows(kind, n)}
+        if fits.get("head") not in (None, *kind.heads):
+            fits.pop("head")
+        return fits
+
+    for name in given:
+        if not any(name in fitting(kind) for kind in kinds.values()):
+            resolve(benchmark, methods[0], seeds[0], **{name: given[name]})  # says what is wrong
+    return [resolve(benchmark, method, seed, **fitting(kinds[method])) for method in methods for seed in seeds]
+
+
+def knows(kind: type[Method], setting: str) -> bool:
+    """Whether a method has a setting of this name."""
+    return setting != "kkt" and setting in get_type_hints(kind.settings_type)
 
 
 def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
@@ -123,6 +153,9 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
         for name in OF_CLASSES:
             if shared.get(name, getattr(RunConfig, name)) != getattr(RunConfig, name):
                 raise InputError(f"{benchmark} has all classes in every task: it takes no {name}")
+    if shared.setdefault("head", "auto") == "auto":
+        shared["head"] = kind.heads[0]
+    _choice("head", shared["head"], kind.heads)
     made = dataclasses.asdict(kind.settings_type(**settings))
     return _checked(RunConfig(benchmark=benchmark, method=method, seed=seed, settings=made, **shared))
 

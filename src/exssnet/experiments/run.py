@@ -16,12 +16,13 @@ from torch import Tensor
 
 from exssnet import randomness
 from exssnet.core.execution import CPU, CUDA, Execution
-from exssnet.data.task import Data, Stream, Task
+from exssnet.data.task import Data, Outline, Stream, Task
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.folder import RunFolder
 from exssnet.methods import Method, parse
+from exssnet.methods.multitask import Multitask
 from exssnet.models import build
 from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
 from exssnet.train.listener import Forwarding
@@ -57,12 +58,15 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
     settings = kind.settings_type(**config.settings)
     _train_settings(config)
     stream = benchmarks.stream(config)
+    classes = tuple(len(group) for group in stream.class_order)
+    examples = sum(len(task.train) for task in stream) if hasattr(settings, "buffer") else 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.derive(config.seed, "module"))
-        module = build(config.network, stream.input_shape, stream.max_classes, config.width)
-    method = kind(module, settings, config.seed, config.head)
+        outputs = kind.outputs(config.head, classes)
+        module = build(config.network, stream.input_shape, outputs, config.width)
+    method = kind(module, settings, config.seed, config.head, Outline(classes, examples))
     method.to(config.device)
-    structure = f"{config.network} {stream.input_shape} {stream.max_classes} {config.width} {config.head}"
+    structure = f"{config.network} {stream.input_shape} {outputs} {config.width} {config.head}"
     method.execute(replace(_execution(config), structure=structure))
     return stream, method
 
@@ -105,7 +109,11 @@ class _Run:
     def finish(self) -> dict[str, Any]:
         snapshot = self._resume()
         for index in range(len(self.rows), len(self.stream)):
-            task = _on(self.stream[index], self.config.device)
+            if isinstance(self.method, Multitask) and index + 1 < len(self.stream):
+                self.rows.append([])  # nothing is learned, or measured, before the last task is there
+                self.seconds.append({})
+                continue
+            task = self._task(index)
             self.seconds.append(self.trainer.learn(task, snapshot))
             snapshot = None
             self._evaluate(task)
@@ -114,6 +122,12 @@ class _Run:
         record = self._record()
         self.folder.finish(record)
         return record
+
+    def _task(self, index: int) -> Task:
+        """What is learned at this place of the stream."""
+        if isinstance(self.method, Multitask):
+            return self.method.together([_on(task, self.config.device) for task in self.stream])
+        return _on(self.stream[index], self.config.device)
 
     def _evaluate(self, learned: Task) -> None:
         """The test split is read here and nowhere else: once per learned task and task."""
@@ -192,7 +206,8 @@ class _Run:
         ]
         proof = self.method.verify()
         # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
-        complete = config.evaluate == "all" or (proof is not None and proof.verified)
+        in_turn = all(matrix[i][i] is not None for i in range(len(stream)))  # not where all are learned at once
+        complete = in_turn and (config.evaluate == "all" or (proof is not None and proof.verified))
         facts = self.method.facts()
         overlaps = facts.get("sparse_overlap")
         return {
@@ -206,7 +221,8 @@ class _Run:
             "average_accuracy": metrics.average_accuracy(matrix),
             "forgetting": metrics.forgetting(matrix) if complete else None,
             "forgetting_by_definition": {
-                name: of(matrix) if complete or name == "avalanche" else None for name, of in metrics.FORGETTING.items()
+                name: of(matrix) if complete or (in_turn and name == "avalanche") else None
+                for name, of in metrics.FORGETTING.items()
             },
             "sparse_overlap": overlaps,
             "average_sparse_overlap": None if overlaps is None else metrics.average_overlap(overlaps),

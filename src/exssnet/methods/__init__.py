@@ -1,29 +1,60 @@
-"""One file per method; a class in this folder with a `name` is a method, nothing else registers it."""
+"""One file per method; a class with a `name` is a method, nothing else registers it."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from functools import cache
+from pathlib import Path
 
-from exssnet.errors import unknown
+from exssnet.errors import InputError, unknown
 from exssnet.methods.base import Batch, Method, Phase
 
-__all__ = ["Batch", "Method", "Phase", "describe", "methods", "parse"]
+__all__ = ["Batch", "Method", "Phase", "describe", "methods", "parse", "plug_in"]
 
 KKT = "+kkt"
 
 
-@cache
 def methods() -> dict[str, type[Method]]:
-    """Every method by name."""
+    """Every method by name: those of this folder, and those of files that were plugged in."""
+    return dict(sorted((_built_in() | _plugged).items()))
+
+
+_plugged: dict[str, type[Method]] = {}
+
+
+@cache
+def _built_in() -> dict[str, type[Method]]:
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__):
-        for _, thing in inspect.getmembers(importlib.import_module(f"{__name__}.{module.name}"), inspect.isclass):
-            if issubclass(thing, Method) and "name" in vars(thing):
-                found[thing.name] = thing
-    return dict(sorted(found.items()))
+        found |= _methods_of(importlib.import_module(f"{__name__}.{module.name}"))
+    return found
+
+
+def _methods_of(module: object) -> dict[str, type[Method]]:
+    classes = [thing for _, thing in inspect.getmembers(module, inspect.isclass)]
+    return {kind.name: kind for kind in classes if issubclass(kind, Method) and "name" in vars(kind)}
+
+
+def plug_in(file: Path) -> None:
+    """Run a Python file and take its methods in."""
+    spec = importlib.util.spec_from_file_location(f"exssnet_plugin_{file.stem}", file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise InputError(f"plugin {file} is not there, or no Python file: give one such as method.py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"plugin {file} cannot be run: {type(error).__name__}: {error}") from error
+    found = {name: kind for name, kind in _methods_of(module).items() if kind.__module__ == module.__name__}
+    if not found:
+        raise InputError(f"plugin {file} has no method in it: a method is a subclass of Method with a name")
+    twice = found.keys() & _built_in().keys()
+    if twice:
+        raise InputError(f"plugin {file} has a method '{min(twice)}', which there is already: choose another name")
+    _plugged.update(found)
 
 
 def parse(name: str) -> tuple[type[Method], bool]:

@@ -7,16 +7,17 @@ between two `yield`s of `phases` runs when the phase before it has been trained.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from exssnet.core.execution import Execution
 from exssnet.core.loss import cross_entropy
 from exssnet.core.proof import Verification
-from exssnet.data.task import Task
+from exssnet.data.task import Data, Outline, Task
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,13 @@ class Batch:
 
     x: Tensor
     y: Tensor
-    logits: Tensor | None = None
+    data: Data  # where they come from, and their places there
+    index: Tensor
+    generator: torch.Generator  # all that a method draws in a step is drawn from it
+    logits: Tensor | None = None  # [B, classes of the task]
+
+    def __len__(self) -> int:
+        return len(self.y)
 
 
 class Method(ABC):
@@ -43,9 +50,12 @@ class Method(ABC):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Any]]
+    heads: ClassVar[tuple[str, ...]] = ("shared", "task")  # which outputs a task has; the first is the usual one
 
-    def __init__(self, module: nn.Module, settings: Any, seed: int, head: str = "shared") -> None:
-        self.settings, self.seed, self.head = settings, seed, head
+    def __init__(
+        self, module: nn.Module, settings: Any, seed: int, head: str = "shared", outline: Outline | None = None
+    ) -> None:
+        self.settings, self.seed, self.head, self.outline = settings, seed, head, outline
 
     # --- what a method writes ------------------------------------------------------------------------------
 
@@ -73,7 +83,12 @@ class Method(ABC):
     def end_task(self, task: Task) -> None:
         """Keep what was learned."""
 
-    # --- what the loop and the record ask for ----------------------------------------------------------------
+    # --- what a run, the loop and the record ask for ----------------------------------------------------------------
+
+    @staticmethod
+    def outputs(head: str, classes: Sequence[int]) -> int:
+        """How many outputs the module needs for tasks of so many classes."""
+        return max(classes)
 
     @staticmethod
     @abstractmethod

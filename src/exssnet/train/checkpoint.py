@@ -17,8 +17,16 @@ from exssnet.errors import RunError
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Put a checkpoint in place of the one before; a reader sees the old one or the new one, never a part."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(plain, {"facts": json.dumps(facts)}))
+    plain: dict[str, Tensor] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    same: dict[str, str] = {}  # a tensor under a second name is not written twice
+    for name, tensor in tensors.items():
+        known = first.setdefault((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()), name)
+        if known != name and tensor.numel():
+            same[name] = known
+        else:
+            plain[name] = tensor.detach().cpu().contiguous()
+    write_bytes(path, save(plain, {"facts": json.dumps(facts), "same": json.dumps(same)}))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -26,7 +34,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            same: dict[str, str] = json.loads(file.metadata()["same"])
+            return tensors | {name: tensors[known] for name, known in same.items()}, facts
     except Exception as error:
         raise RunError(f"{path} is no readable checkpoint ({error}): delete it to start the run anew") from error
 

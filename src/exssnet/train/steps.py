@@ -51,7 +51,7 @@ class Steps:
             progress(number / len(self.sizes))
 
     def _step(self, index: Tensor) -> None:
-        batch = Batch(*self.data.batch(index, self.generator))
+        batch = Batch(*self.data.batch(index, self.generator), self.data, index, self.generator)
         loss = self.method.loss(batch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

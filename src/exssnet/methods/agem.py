@@ -1,0 +1,34 @@
+"""Averaged gradient episodic memory (Chaudhry et al., 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exssnet.methods.base import Batch
+from exssnet.methods.memory import Replay
+
+
+def projected(gradient: Tensor, reference: Tensor) -> Tensor:
+    """The gradient without its part against the reference, so that a step along it does not raise that loss."""
+    against = (gradient @ reference).clamp(max=0)
+    return gradient - against / (reference @ reference).clamp(min=1e-30) * reference
+
+
+class AveragedGem(Replay):
+    """Take out of each step what would raise the loss on examples drawn from a memory."""
+
+    name = "agem"
+
+    def loss(self, batch: Batch) -> Tensor:
+        self._batch = batch
+        return self.new_loss(batch)
+
+    def after_backward(self) -> None:
+        old = self.recall(self._batch)
+        if old is not None:
+            loss = self.old_loss(self.network.run(old.x, training=True), old.labels)
+            (reference,) = torch.autograd.grad(loss, [self.network.weights])
+            assert self.network.weights.grad is not None
+            self.network.weights.grad.copy_(projected(self.network.weights.grad, reference))
+        self.remember(self._batch)

@@ -1,0 +1,68 @@
+"""Dark experience replay (Buzzega et al., 2020): remember what the network answered, not only what is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from exssnet.methods.base import Batch
+from exssnet.methods.dense import check_positive
+from exssnet.methods.memory import Old, Replay, ReplaySettings
+
+
+@dataclass(frozen=True)
+class DerSettings(ReplaySettings):
+    """`alpha` weighs the difference to the answers that were stored."""
+
+    alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "alpha")
+
+
+@dataclass(frozen=True)
+class DerPlusSettings(DerSettings):
+    """`beta` weighs the loss on the remembered labels."""
+
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "beta")
+
+
+class DarkExperienceReplay(Replay):
+    """Stay near the outputs that remembered examples had when they were stored."""
+
+    name = "der"
+    settings_type = DerSettings
+    keeps_targets = True
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = self.new_loss(batch)
+        old = self.recall(batch)
+        if old is not None:
+            loss = loss + self.settings.alpha * self.distance(self.network.run(old.x, training=True), old)
+        self.remember(batch)
+        return loss
+
+    def distance(self, outputs: Tensor, old: Old) -> Tensor:
+        """The mean square, over the outputs that an example is trained on."""
+        trained = self.rivals[old.labels]
+        return ((outputs - old.targets).square() * trained).sum() / trained.sum()
+
+
+class DarkExperienceReplayPlus(DarkExperienceReplay):
+    """Stay near the stored outputs, and learn the labels of other remembered examples as well."""
+
+    name = "der++"
+    settings_type = DerPlusSettings
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = super().loss(batch)
+        old = self.recall(batch)
+        if old is not None:
+            loss = loss + self.settings.beta * self.old_loss(self.network.run(old.x, training=True), old.labels)
+        return loss

@@ -1,0 +1,20 @@
+"""Experience replay (Chaudhry et al., 2019)."""
+
+from torch import Tensor
+
+from exssnet.methods.base import Batch
+from exssnet.methods.memory import Replay
+
+
+class ExperienceReplay(Replay):
+    """Learn the new batch together with one drawn from a reservoir of earlier examples."""
+
+    name = "er"
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = self.new_loss(batch)
+        old = self.recall(batch)
+        if old is not None:
+            loss = loss + self.old_loss(self.network.run(old.x, training=True), old.labels)
+        self.remember(batch)
+        return loss

@@ -1,0 +1,59 @@
+"""Online elastic weight consolidation (Kirkpatrick et al., 2017; Schwarz et al., 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exssnet.data.task import Data, Task
+from exssnet.methods.base import Batch
+from exssnet.methods.dense import Dense, DenseSettings, check_positive
+
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class EwcSettings(DenseSettings):
+    """`strength` weighs the penalty; `gamma` is what is left of the old importance after each task."""
+
+    strength: float = 100.0
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "strength", "gamma")
+
+
+class OnlineEwc(Dense):
+    """Hold weights back in proportion to the Fisher information that earlier tasks have in them."""
+
+    name = "ewc-online"
+    settings_type = EwcSettings
+    settings: EwcSettings
+    keeps = ("fisher", "anchor")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.fisher = torch.zeros_like(self.network.start)
+        self.anchor = self.network.start.clone()  # where the weights were after the last task
+
+    def loss(self, batch: Batch) -> Tensor:
+        moved = self.network.weights - self.anchor
+        return self.new_loss(batch) + self.settings.strength / 2 * (self.fisher * moved.square()).sum()
+
+    def end_task(self, task: Task) -> None:
+        self.fisher = self.settings.gamma * self.fisher + self.information(task.train)
+        self.anchor = self.network.weights.detach().clone()
+        super().end_task(task)
+
+    def information(self, data: Data) -> Tensor:
+        """The diagonal of the empirical Fisher information: the mean over the examples of squared gradients."""
+        trained = self.outputs_of.trained(len(self.tasks))
+        total = torch.zeros_like(self.fisher)
+        for index in torch.split(torch.arange(len(data), device=data.device), BATCH):
+            x, y = data.batch(index)
+            total += self.network.fisher(x, y + (self.own.start - trained.start), trained)
+        return total / len(data)

@@ -1,0 +1,114 @@
+"""iCaRL (Rebuffi et al., 2017): exemplars chosen by herding, distillation, and the nearest mean as the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from exssnet.data.task import Data, Task
+from exssnet.methods.base import Batch
+from exssnet.methods.dense import Dense, bits
+from exssnet.methods.memory import ReplaySettings
+
+BATCH = 500
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """The order in which examples [N, F] are taken so that the mean of those taken stays nearest to the mean of all."""
+    mean, total = features.mean(0), torch.zeros_like(features[0])
+    left, order = torch.ones(len(features), dtype=torch.bool, device=features.device), []
+    for number in range(1, min(count, len(features)) + 1):
+        away = (mean - (total + features) / number).square().sum(1)
+        order.append(away.masked_fill(~left, torch.inf).argmin())
+        left[order[-1]] = False
+        total = total + features[order[-1]]
+    return torch.stack(order)
+
+
+class Icarl(Dense):
+    """Keep herded exemplars, distil the old outputs, and answer with the nearest mean of exemplars."""
+
+    name = "icarl"
+    settings_type = ReplaySettings
+    settings: ReplaySettings
+    heads = ("task", "masked-test")  # a mean for every class needs outputs of every class
+    keeps = ("exemplars", "places", "means", "teacher", "teacher_buffers")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.exemplars = torch.zeros(0)  # as stored, class by class in the order of herding
+        self.places = torch.zeros(0, dtype=torch.int64)  # of their classes among the outputs
+        self.means = torch.zeros(0)  # [O, F]
+        self.teacher = self.network.start.clone()
+        self.teacher_buffers = {name: b.clone() for name, b in self.network.buffers.items()}
+
+    def loss(self, batch: Batch) -> Tensor:
+        loss = self.binary(batch.x, batch.y + self.own.start)
+        batch.logits = self.seen[:, self.own]
+        if not self.tasks:
+            return loss
+        uniform = torch.rand(len(batch), dtype=torch.float64, device=batch.x.device, generator=batch.generator)
+        drawn = (uniform * len(self.places)).long()
+        return loss + self.binary(batch.data.shown(self.exemplars[drawn], batch.generator), self.places[drawn])
+
+    def binary(self, x: Tensor, places: Tensor) -> Tensor:
+        """Every output on its own: the new classes learn the labels, the old ones what the network answered before."""
+        self.seen = self.network.run(x, training=True)
+        wanted = functional.one_hot(places, self.outputs_of.size).to(self.seen.dtype)
+        counted = self.rivals[places]
+        if self.tasks:
+            with torch.no_grad():
+                before = self.network.run(x, training=False, weights=self.teacher, buffers=self.teacher_buffers)
+            old = slice(0, self.own.start)
+            wanted = torch.cat([before[:, old].sigmoid(), wanted[:, old.stop :]], 1)
+            counted = torch.cat([torch.ones_like(counted[:, old]), counted[:, old.stop :]], 1)
+        each = functional.binary_cross_entropy_with_logits(self.seen, wanted, reduction="none")
+        return (each * counted).sum() / counted.sum()
+
+    def end_task(self, task: Task) -> None:
+        assert self.outline is not None
+        each = max(1, self.settings.capacity(self.outline.examples) // self.own.stop)
+        kept, places = self._shortened(each)
+        for label in range(task.train.classes):
+            index = (task.train.labels == label).nonzero().view(-1)
+            if len(index):
+                chosen = index[herd(self._features(task.train, index), each)]
+                kept.append(task.train.examples(chosen))
+                places.append(torch.full_like(chosen, self.own.start + label))
+        self.exemplars, self.places = torch.cat(kept), torch.cat(places)
+        self.means = self._means(task.train)
+        self.teacher = self.network.weights.detach().clone()
+        self.teacher_buffers = {name: b.clone() for name, b in self.network.buffers.items()}
+        super().end_task(task)
+
+    def logits(self, x: Tensor, task: str) -> Tensor:
+        own = self.outputs_of.slices[self.tasks.index(task)]
+        features = functional.normalize(self.network.features(x).float())
+        return -torch.cdist(features, self.means[own]).square()
+
+    def _shortened(self, each: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The first so many exemplars of every class so far."""
+        classes = [(self.places == place).nonzero().view(-1)[:each] for place in range(self.own.start)]
+        return [self.exemplars[rows] for rows in classes], [self.places[rows] for rows in classes]
+
+    def _features(self, data: Data, index: Tensor) -> Tensor:
+        pieces = [self.network.features(data.batch(part)[0]).float() for part in torch.split(index, BATCH)]
+        return functional.normalize(torch.cat(pieces))
+
+    def _means(self, data: Data) -> Tensor:
+        """Per class the mean of its exemplars' features, under the network as it is now."""
+        pieces = [self.network.features(data.shown(part)).float() for part in torch.split(self.exemplars, BATCH)]
+        features = functional.normalize(torch.cat(pieces))
+        means = features.new_zeros(self.outputs_of.size, features.shape[1])
+        means.index_add_(0, self.places, features)
+        return functional.normalize(means)
+
+    def storage(self) -> dict[str, int]:
+        return super().storage() | {"memory_bits": bits([self.exemplars, self.places])}
+
+    def stored(self) -> Sequence[str]:
+        return ("means",)  # between tasks the teacher is the network itself

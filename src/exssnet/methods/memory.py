@@ -1,0 +1,136 @@
+"""A small memory of earlier examples, and what the methods that replay from it have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from exssnet.data.task import Data, Outline, Task
+from exssnet.errors import InputError
+from exssnet.methods.base import Batch, Phase
+from exssnet.methods.dense import Dense, DenseSettings, check_positive
+
+
+class Old(NamedTuple):
+    """Some remembered examples, as the network sees them."""
+
+    x: Tensor
+    labels: Tensor  # places among the network's outputs
+    targets: Tensor  # [B, O], or [B, 0] where none are kept
+
+
+class Memory:
+    """A reservoir: of all examples that were ever added, each is in it with the same probability.
+
+    Nothing here looks at values, so adding and drawing can be part of a captured step. What is not kept goes to a place
+    behind the last one, where nobody reads it.
+    """
+
+    def __init__(self, capacity: int, like: Tensor, outputs: int = 0) -> None:
+        self.capacity = capacity
+        self.x = like.new_zeros((capacity + 1, *like.shape[1:]))
+        self.labels = torch.zeros(capacity + 1, dtype=torch.int64, device=like.device)
+        self.targets = torch.zeros(capacity + 1, outputs, device=like.device)
+        self.added = torch.zeros((), dtype=torch.int64, device=like.device)
+
+    def add(self, x: Tensor, labels: Tensor, generator: torch.Generator, targets: Tensor | None = None) -> None:
+        """Let each of these examples take a free place, or one drawn from as many as were ever added."""
+        number = self.added + torch.arange(len(x), device=x.device)
+        draw = torch.rand(len(x), dtype=torch.float64, device=x.device, generator=generator)
+        place = torch.where(number < self.capacity, number, (draw * (number + 1)).long()).clamp(max=self.capacity)
+        # of several with one place the last has it, as if they had come one by one
+        taken_later = (place[:, None] == place).triu(diagonal=1).any(1)
+        place = place.masked_fill(taken_later, self.capacity)
+        self.x[place] = x
+        self.labels[place] = labels
+        if targets is not None:
+            self.targets[place] = targets.to(self.targets.dtype)
+        self.added += len(x)
+
+    def draw(self, count: int, data: Data, generator: torch.Generator) -> Old:
+        """So many examples at random, with replacement, augmented as the data's own."""
+        uniform = torch.rand(count, dtype=torch.float64, device=self.x.device, generator=generator)
+        place = (uniform * self.added.clamp(max=self.capacity)).long()
+        return Old(data.shown(self.x[place], generator), self.labels[place], self.targets[place])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"x": self.x, "labels": self.labels, "targets": self.targets, "added": self.added}
+
+
+@dataclass(frozen=True)
+class ReplaySettings(DenseSettings):
+    """`buffer`: how many examples are kept; below 1 a share of all training examples of the stream."""
+
+    buffer: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "buffer")
+        if self.buffer >= 1 and self.buffer != int(self.buffer):
+            raise InputError(f"buffer is {self.buffer}: give a share below 1, or a whole number of examples")
+
+    def capacity(self, examples: int) -> int:
+        """Places for so many examples of a stream."""
+        return int(self.buffer) if self.buffer >= 1 else max(1, round(self.buffer * examples))
+
+
+class Replay(Dense):
+    """A dense network with a reservoir of examples that fills while tasks are learned."""
+
+    settings_type: ClassVar[type[Any]] = ReplaySettings
+    keeps_targets: ClassVar[bool] = False
+
+    def __init__(
+        self, module: nn.Module, settings: Any, seed: int, head: str = "task", outline: Outline | None = None
+    ) -> None:
+        super().__init__(module, settings, seed, head, outline)
+        self.memory: Memory | None = None  # made with the first task, whose examples it is like
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        if self.memory is None:
+            assert self.outline is not None
+            one = task.train.examples(torch.zeros(1, dtype=torch.int64, device=task.train.device))
+            outputs = self.outputs_of.size if self.keeps_targets else 0
+            self.memory = Memory(self.settings.capacity(self.outline.examples), one, outputs)
+        yield from super().phases(task)
+
+    def remember(self, batch: Batch) -> None:
+        """Offer the batch to the memory, with the outputs it has now."""
+        assert self.memory is not None
+        targets = self.seen.detach() if self.keeps_targets else None
+        self.memory.add(batch.data.examples(batch.index), batch.y + self.own.start, batch.generator, targets)
+
+    def recall(self, batch: Batch) -> Old | None:
+        """As many old examples as the batch has new ones; None while the first task is learned."""
+        if not self.tasks or self.memory is None:
+            return None
+        return self.memory.draw(len(batch), batch.data, batch.generator)
+
+    def buffers(self) -> dict[str, Tensor]:
+        moving = {} if self.memory is None else {f"memory.{n}": t for n, t in self.memory.tensors().items()}
+        return super().buffers() | moving
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = super().state()
+        kept = {} if self.memory is None else {f"memory.{n}": t for n, t in self.memory.tensors().items()}
+        return tensors | kept, facts
+
+    def load_state(self, tensors: Any, facts: Any) -> None:
+        super().load_state(tensors, facts)
+        found = {n.removeprefix("memory."): t for n, t in tensors.items() if n.startswith("memory.")}
+        if found:
+            found = {name: tensor.to(self.network.device) for name, tensor in found.items()}
+            self.memory = Memory(len(found["x"]) - 1, found["x"][:1], found["targets"].shape[1])
+            for name, tensor in self.memory.tensors().items():
+                tensor.copy_(found[name])
+
+    def storage(self) -> dict[str, int]:
+        kept = 0
+        if self.memory is not None:
+            one = sum(8 * t[0].numel() * t.element_size() for n, t in self.memory.tensors().items() if n != "added")
+            kept = one * self.memory.capacity
+        return super().storage() | {"memory_bits": kept}

@@ -1,0 +1,41 @@
+"""All tasks at once, as if they had never come one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from exssnet.data.task import Task
+from exssnet.data.tensors import TensorData, joined
+from exssnet.errors import InputError
+from exssnet.methods.base import Batch
+from exssnet.methods.dense import Dense
+
+
+class Multitask(Dense):
+    """Train one network on the examples of all tasks together: the bound for learning them in turn."""
+
+    name = "multitask"
+
+    def together(self, tasks: Sequence[Task]) -> Task:
+        """All tasks as one, whose labels are places among the outputs."""
+        parts = [task.train for task in tasks if isinstance(task.train, TensorData)]
+        if len(parts) < len(tasks):
+            raise InputError("multitask joins the tasks' examples: it needs data in memory")
+        self._names = [task.name for task in tasks]
+        places = zip(tasks, self.outputs_of.slices, strict=True)
+        labels = [task.train.labels + own.start for task, own in places]
+        return replace(tasks[-1], name="all", train=joined(parts, labels, self.outputs_of.size), validation=None)
+
+    def loss(self, batch: Batch) -> Tensor:
+        outputs = self.network.run(batch.x, training=True)
+        batch.logits = outputs.masked_fill(~self.rivals[batch.y], -float("inf"))
+        return self.old_loss(outputs, batch.y)
+
+    def forward(self, x: Tensor, *, training: bool) -> Tensor:
+        return self.network.run(x, training=training)
+
+    def end_task(self, task: Task) -> None:
+        self.tasks = self._names

@@ -1,0 +1,67 @@
+"""Synaptic intelligence (Zenke et al., 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exssnet.data.task import Task
+from exssnet.methods.base import Batch
+from exssnet.methods.dense import Dense, DenseSettings, check_positive
+
+
+@dataclass(frozen=True)
+class SiSettings(DenseSettings):
+    """`strength` weighs the penalty; `damping` is added to a weight's squared way before dividing by it."""
+
+    strength: float = 1.0
+    damping: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "strength", "damping")
+
+
+class SynapticIntelligence(Dense):
+    """Hold weights back in proportion to what their way through earlier tasks took off the loss."""
+
+    name = "si"
+    settings_type = SiSettings
+    settings: SiSettings
+    keeps = ("importance", "anchor", "path", "place", "slope")
+    moves = ("path", "place", "slope")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        start = self.network.start
+        self.importance, self.anchor = torch.zeros_like(start), start.clone()
+        self.path = torch.zeros_like(start)  # −∫ slope · d(weights), over this task
+        self.place, self.slope = start.clone(), torch.zeros_like(start)  # weights and gradient at the last step
+
+    def loss(self, batch: Batch) -> Tensor:
+        self._walk()  # the optimizer has stepped since the last gradient
+        return self.new_loss(batch)
+
+    def after_backward(self) -> None:
+        weights = self.network.weights
+        assert weights.grad is not None
+        self.place.copy_(weights.detach())
+        self.slope.copy_(weights.grad)  # of the task's loss alone
+        weights.grad += 2 * self.settings.strength * self.importance * (weights.detach() - self.anchor)
+
+    def _walk(self) -> None:
+        self.path -= self.slope * (self.network.weights.detach() - self.place)
+        self.place.copy_(self.network.weights.detach())
+
+    def end_task(self, task: Task) -> None:
+        self._walk()
+        weights = self.network.weights.detach()
+        gained = self.path / ((weights - self.anchor).square() + self.settings.damping)
+        self.importance += gained.clamp(min=0)
+        self.anchor = weights.clone()
+        for moving in (self.path, self.slope):
+            moving.zero_()
+        super().end_task(task)
