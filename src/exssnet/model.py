@@ -57,7 +57,7 @@ class Model:
     ) -> None:  # fmt: skip
         kind, kkt = parse(method)
         if not issubclass(kind, SupSup):
-            raise InputError(f"method '{method}' keeps no masks: a Model learns with exssnet, ssnet or supsup")
+            raise InputError(f"method '{method}' is for runs: a Model learns with exssnet, ssnet or supsup")
         if type(seed) is not int:
             raise InputError(f"seed is {seed!r}: give a whole number")
         self.config = ModelConfig(density, seed, method, init, tuple(private), head, head_layer)

@@ -1,7 +1,7 @@
 """A network all of whose weights may move: the state of the methods that train one dense network.
 
-Like `MaskedNetwork` it holds a module's tensors beside the module, the trainable parameters as one vector. So a penalty,
-a projection or a path integral over all weights is one line, whatever the module is made of.
+Like `MaskedNetwork` it holds a module's tensors beside the module, the trainable parameters as one vector. So a
+penalty, a projection or a path integral over all weights is one line, whatever the module is made of.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ between two `yield`s of `phases` runs when the phase before it has been trained.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from exssnet.core.execution import Execution
 from exssnet.core.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.task import Data, Outline, Task
+from exssnet.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -125,3 +126,16 @@ class Method(ABC):
     def facts(self) -> dict[str, Any]:
         """The method's part of the run record: overlap, transfer, storage."""
         return {}
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """Refuse settings that are no positive numbers."""
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise InputError(f"{name} is {value}: it must be a positive number")
+
+
+def bits(tensors: Iterable[Tensor]) -> int:
+    """What some tensors take."""
+    return sum(8 * tensor.numel() * tensor.element_size() for tensor in tensors)

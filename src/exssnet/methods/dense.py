@@ -15,18 +15,10 @@ from exssnet.core.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.task import Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Method, Phase
+from exssnet.methods.base import Batch, Method, Phase, bits, check_positive
 from exssnet.methods.heads import HEADS, Head
 
 Kept = Tensor | dict[str, Tensor]
-
-
-def check_positive(settings: object, *names: str) -> None:
-    """Refuse settings that are no positive numbers."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise InputError(f"{name} is {value}: it must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -164,11 +156,6 @@ class Dense(Method):
 
     def _kept(self) -> dict[str, Kept]:
         return {name: getattr(self, name) for name in self.keeps}
-
-
-def bits(tensors: Any) -> int:
-    """What some tensors take."""
-    return sum(8 * tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _flat(kept: Mapping[str, Kept]) -> dict[str, Tensor]:

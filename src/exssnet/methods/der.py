@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from exssnet.methods.base import Batch
-from exssnet.methods.dense import check_positive
+from exssnet.methods.base import Batch, check_positive
 from exssnet.methods.memory import Old, Replay, ReplaySettings
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from exssnet.data.task import Data, Task
-from exssnet.methods.base import Batch
-from exssnet.methods.dense import Dense, DenseSettings, check_positive
+from exssnet.methods.base import Batch, check_positive
+from exssnet.methods.dense import Dense, DenseSettings
 
 BATCH = 1000
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from exssnet.data.task import Data, Task
-from exssnet.methods.base import Batch
-from exssnet.methods.dense import Dense, bits
+from exssnet.methods.base import Batch, bits
+from exssnet.methods.dense import Dense
 from exssnet.methods.memory import ReplaySettings
 
 BATCH = 500

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from exssnet.data.task import Data, Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Phase
-from exssnet.methods.dense import Dense, DenseSettings, check_positive
+from exssnet.methods.base import Batch, Phase, check_positive
+from exssnet.methods.dense import Dense, DenseSettings
 
 
 class Old(NamedTuple):

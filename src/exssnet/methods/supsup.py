@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from exssnet import randomness
 from exssnet.core import initialise
-from exssnet.core.execution import Execution
-from exssnet.core.network import MaskedNetwork
-from exssnet.core.proof import Verification
-from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
+from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.core.transfer import Transfer, find_lender, scores_from_mask
-from exssnet.data.task import Task
+from exssnet.data.task import Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Method, Phase
+from exssnet.methods.base import Phase, bits
+from exssnet.methods.isolated import Isolated
 
 STARTS = ("bits", "scores")
 
@@ -48,23 +46,19 @@ class MaskSettings:
             raise InputError(f"kkt_start is '{self.kkt_start}': choose one of {', '.join(STARTS)}")
 
 
-class SupSup(Method):
+class SupSup(Isolated):
     """Find a supermask by edge-popup over fixed random weights."""
 
     name = "supsup"
     settings_type = MaskSettings
     settings: MaskSettings
-    exclusive: ClassVar[bool] = True  # whether earlier tasks are promised to stay as they are
 
     def __init__(
         self, module: nn.Module, settings: MaskSettings, seed: int, head: str = "shared",
+        outline: Outline | None = None,
         *, init: str = "signed", private: Collection[str] = (), head_layer: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(module, settings, seed, head)
-        self.network = MaskedNetwork(
-            module, settings.density, seed, init=init, private=private, head=head, head_layer=head_layer
-        )
-        self.subnetwork: Subnetwork | None = None  # of the task being learned
+        super().__init__(module, settings, seed, head, outline, init=init, private=private, head_layer=head_layer)
         self.transfers: dict[str, Transfer] = {}  # of finished tasks and the one being learned
         self.scores: dict[str, Tensor] = {}  # raw scores of finished tasks, kept if they are what is lent
 
@@ -111,72 +105,28 @@ class SupSup(Method):
             for name in kept.keys() - self.network.tasks.keys():
                 kept.pop(name)
 
-    def forward(self, x: Tensor, *, training: bool) -> Tensor:
-        assert self.subnetwork is not None
-        return self.subnetwork.logits(x, training=training)
-
-    def logits(self, x: Tensor, task: str) -> Tensor:
-        return self.network.logits(x, task)
-
-    @property
-    def capturable(self) -> bool:
-        return self.network.runner.capturable
-
-    def buffers(self) -> dict[str, Tensor]:
-        return self.subnetwork.buffers() if self.subnetwork is not None else {}
-
-    def to(self, device: str) -> None:
-        self.network.to(device)
-
-    def execute(self, execution: Execution) -> None:
-        self.network.execute(execution)
-
-    def verify(self) -> Verification | None:
-        report = self.network.verify()
-        if self.exclusive:
-            report.require()
-        return report
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, cards = self.network.state()
+        tensors, facts = super().state()
         tensors |= {f"scores.{name}": scores for name, scores in self.scores.items()}
-        return tensors, {"tasks": cards, "transfers": {n: asdict(t) for n, t in self.transfers.items()}}
+        return tensors, facts | {"transfers": {n: asdict(t) for n, t in self.transfers.items()}}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        self.network.load_state(tensors, facts["tasks"])
-        self.verify()
+        super().load_state(tensors, facts)
         self.transfers = {name: Transfer(**found) for name, found in facts["transfers"].items()}
         kept = (name for name in tensors if name.startswith("scores."))
         self.scores = {name.removeprefix("scores."): tensors[name].to(self.network.device) for name in kept}
 
     def facts(self) -> dict[str, Any]:
-        tasks = self.network.tasks.values()
-        return {
-            "sparse_overlap": [task.overlap for task in tasks],
-            "transfer": [asdict(self.transfers.get(task.name, Transfer(None, {}))) for task in tasks],
-            "storage": self.storage(),
-        }
+        found = [self.transfers.get(name, Transfer(None, {})) for name in self.network.tasks]
+        return super().facts() | {"transfer": [asdict(transfer) for transfer in found]}
 
     def storage(self) -> dict[str, int]:
-        """Bits to keep: masks, trained weights and private tensors, beside the paper's own estimate."""
-        network = self.network
-        private = [t for task in network.tasks.values() for t in task.private.values()]
-        return {
-            "mask_bits": network.bank.bits,
-            "weight_bits": 8 * network.weights.element_size() * self.trained_weights(),
-            "private_bits": _bits(private),
-            "score_bits": _bits(list(self.scores.values())),  # only where raw scores are lent
-            "paper_formula_bits": self.paper_weight_bits() + network.bank.bits,
+        """As of every method with masks, beside the paper's own estimate."""
+        return super().storage() | {
+            "score_bits": bits(self.scores.values()),  # only where raw scores are lent
+            "paper_formula_bits": self.paper_weight_bits() + self.network.bank.bits,
         }
-
-    def trained_weights(self) -> int:
-        """Shared weights that differ from their seed: only these are stored."""
-        return sum(task.trained_weights for task in self.network.tasks.values())
 
     def paper_weight_bits(self) -> int:
         """The paper's bits for trained weights, min(|W|·k·t, |W|)·32: none here."""
         return 0
-
-
-def _bits(tensors: list[Tensor]) -> int:
-    return sum(8 * tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,143 @@
+"""Subnetworks of the methods that give a task weights of its own: PackNet, Piggyback, winning subnetworks.
+
+Like those of `subnetwork.py` they hold the weights of earlier tasks outside `parameters()`. `OwnSubnetwork` is the kind
+that a task is committed from; the others end in one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exssnet.core.layout import Layout
+from exssnet.core.network import LearnedTask, MaskedNetwork
+from exssnet.core.selection import keep_only, masked_weights
+from exssnet.core.selection_cpu import CpuSelector
+from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork
+
+
+def largest_free(weights: Tensor, free: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:
+    """The mask of the largest |w| among the free: keep[l] of layer l, or all that are free; ties to the lower index."""
+    magnitude = torch.where(free, weights.detach().abs(), -1.0)
+    chosen = torch.zeros_like(free)
+    for part, piece, count in zip(layout.slices(chosen), layout.slices(magnitude), keep, strict=True):
+        part[piece.argsort(descending=True, stable=True)[:count]] = True
+    return chosen & free
+
+
+class OwnSubnetwork(Subnetwork):
+    """The mask is fixed; of its weights, those at `index` are learned, from `values` on."""
+
+    def __init__(
+        self, network: MaskedNetwork, task: str, classes: int, own: dict[str, Tensor], mask: Tensor, index: Tensor,
+        values: Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__(network, task, classes, own)
+        self._mask, self.index = mask, index
+        self.values = values.detach().clone().requires_grad_()
+        self._dtype = network.execution.autocast or network.weights.dtype
+        self._fixed = network.arrangement(keep_only(network.weights, mask)).to(self._dtype)
+        self._places = network.arrangement.places[index]
+
+    @classmethod
+    def dense(cls, network: MaskedNetwork, task: str, classes: int) -> OwnSubnetwork:
+        """All weights run, and those that no task uses yet are learned."""
+        network.check_new(task, classes)
+        index = (~network.bank.used).nonzero().view(-1)
+        every = torch.ones_like(network.bank.used)
+        own = network.start_private(task, classes)
+        return cls(network, task, classes, own, every, index, network.weights[index])
+
+    def pruned(self, kept: Tensor) -> OwnSubnetwork:
+        """The same with only these of its learned weights; what it did not learn stays."""
+        learned = torch.zeros_like(kept)
+        learned[self.index] = True
+        chosen = kept[self.index]
+        mask = self._mask & (kept | ~learned)
+        return OwnSubnetwork(
+            self.network, self.task, self.classes, self.own, mask, self.index[chosen], self.values[chosen]
+        )
+
+    def weights(self) -> Tensor:
+        """The shared weights with the learned values among them."""
+        return self.network.weights.index_put((self.index,), self.values.detach())
+
+    def arranged(self) -> Tensor:
+        return self._fixed.index_put((self._places,), self.values.to(self._dtype))
+
+    def mask(self) -> Tensor:
+        return self._mask
+
+    def _learned(self) -> Tensor:
+        return self.values
+
+    def parameters(self) -> list[Tensor]:
+        return [parameter for parameter in super().parameters() if parameter.numel()]  # none where all are used
+
+    def commit(self) -> LearnedTask:
+        """Add the task, as it is now, to the network for good."""
+        return self.network.commit(self.task, self.classes, self._mask, self.index, self.values, self.own)
+
+
+class ThresholdSubnetwork(Subnetwork):
+    """The mask is where real numbers r, one for each weight, are above a threshold; no weight is learned."""
+
+    def __init__(self, network: MaskedNetwork, task: str, classes: int, start: float, threshold: float) -> None:
+        network.check_new(task, classes)
+        super().__init__(network, task, classes, network.start_private(task, classes))
+        self.real = torch.full_like(network.weights, start).requires_grad_()
+        self.threshold = threshold
+
+    def arranged(self) -> Tensor:
+        # the difference is zero, and carries the gradient past the threshold: dL/dr = dL/d(w·m) · w
+        bits = self.mask().to(self.real.dtype) + (self.real - self.real.detach())
+        return self.network.arrangement(self.network.weights * bits)
+
+    def mask(self) -> Tensor:
+        return self.real.detach() > self.threshold
+
+    def _learned(self) -> Tensor:
+        return self.real
+
+    def fixed(self) -> OwnSubnetwork:
+        """The task with the mask as it is now."""
+        nothing = torch.zeros(0, dtype=torch.int64, device=self.real.device)
+        weights = self.network.weights[nothing]
+        return OwnSubnetwork(self.network, self.task, self.classes, self.own, self.mask(), nothing, weights)
+
+
+class WinningSubnetwork(ScoredSubnetwork):
+    """The mask is where |scores| are largest; weights that no task uses yet are learned together with the scores."""
+
+    def __init__(self, network: MaskedNetwork, task: str, classes: int, scores: Tensor) -> None:
+        super().__init__(network, task, classes, scores)
+        self.index = (~network.bank.used).nonzero().view(-1)
+        self.values = network.weights[self.index].requires_grad_()
+        self._ones = torch.ones_like(network.weights)
+
+    def arranged(self) -> Tensor:
+        """w ⊙ m, where the selection from weights of one is m itself, with the gradient past it: dL/dm · sign(s).
+
+        So plain autograd gives sign(s) · w · dL/d(w⊙m) to every score, and m · dL/d(w⊙m) to the free weights.
+        """
+        net, selector = self.network, self._selector
+        weights = net.weights.index_put((self.index,), self.values)
+        if selector is None:
+            return net.arrangement(weights * masked_weights(self.scores, self._ones, net.layout, net.keep))
+        if isinstance(selector, CpuSelector):
+            return net.arrangement(weights * selector.masked_weights(self.scores, self._ones))
+        return net.arrangement(weights) * selector.masked_weights(self.scores, self._ones, weights.dtype)
+
+    def layers(self) -> dict[str, Tensor]:
+        return self.network.layers(self.arranged())  # the short cut of phase 1 is for weights that stay
+
+    def parameters(self) -> list[Tensor]:
+        scores, *own = super().parameters()
+        return [scores, *([self.values] if self.values.numel() else []), *own]
+
+    def fixed(self) -> OwnSubnetwork:
+        """The task with the mask as it is now, and the values of the free weights in it."""
+        mask = self.mask()
+        chosen = mask[self.index]
+        index, values = self.index[chosen], self.values[chosen]
+        return OwnSubnetwork(self.network, self.task, self.classes, self.own, mask, index, values)

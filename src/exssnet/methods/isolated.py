@@ -1,0 +1,87 @@
+"""What the methods have in common that keep a mask for each task over one network. A method adds its phases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from exssnet.core.execution import Execution
+from exssnet.core.isolation import OwnSubnetwork
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.proof import Verification
+from exssnet.core.subnetwork import Subnetwork
+from exssnet.data.task import Outline, Task
+from exssnet.methods.base import Method, bits
+
+
+class Isolated(Method):
+    """One network whose tasks are masks: what earlier tasks use is no parameter of a later one."""
+
+    exclusive: ClassVar[bool] = True  # whether earlier tasks are promised to stay as they are
+
+    def __init__(
+        self, module: nn.Module, settings: Any, seed: int, head: str = "shared", outline: Outline | None = None, *,
+        density: float | None = None, init: str = "keep", private: Collection[str] = (), head_layer: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(module, settings, seed, head, outline)
+        share = settings.density if density is None else density
+        self.network = MaskedNetwork(module, share, seed, init=init, private=private, head=head, head_layer=head_layer)
+        self.subnetwork: Subnetwork | None = None  # of the task being learned
+
+    def end_task(self, task: Task) -> None:
+        assert isinstance(self.subnetwork, OwnSubnetwork)
+        self.subnetwork.commit()
+        self.subnetwork = None
+
+    def forward(self, x: Tensor, *, training: bool) -> Tensor:
+        assert self.subnetwork is not None
+        return self.subnetwork.logits(x, training=training)
+
+    def logits(self, x: Tensor, task: str) -> Tensor:
+        return self.network.logits(x, task)
+
+    @property
+    def capturable(self) -> bool:
+        return self.network.runner.capturable
+
+    def buffers(self) -> dict[str, Tensor]:
+        return self.subnetwork.buffers() if self.subnetwork is not None else {}
+
+    def to(self, device: str) -> None:
+        self.network.to(device)
+
+    def execute(self, execution: Execution) -> None:
+        self.network.execute(execution)
+
+    def verify(self) -> Verification | None:
+        report = self.network.verify()
+        if self.exclusive:
+            report.require()
+        return report
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, cards = self.network.state()
+        return tensors, {"tasks": cards}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.network.load_state(tensors, facts["tasks"])
+        self.verify()
+
+    def facts(self) -> dict[str, Any]:
+        overlaps = [task.overlap for task in self.network.tasks.values()]
+        return {"sparse_overlap": overlaps, "storage": self.storage()}
+
+    def storage(self) -> dict[str, int]:
+        """Bits to keep: a bit per weight and task, trained weights, and private tensors."""
+        network = self.network
+        return {
+            "mask_bits": network.bank.bits,
+            "weight_bits": 8 * network.weights.element_size() * self.trained_weights(),
+            "private_bits": bits(t for task in network.tasks.values() for t in task.private.values()),
+        }
+
+    def trained_weights(self) -> int:
+        """Shared weights that differ from their seed: only these are stored."""
+        return sum(task.trained_weights for task in self.network.tasks.values())

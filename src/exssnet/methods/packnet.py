@@ -1,0 +1,58 @@
+"""PackNet (Mallya and Lazebnik, "PackNet: Adding Multiple Tasks to a Single Network by Iterative Pruning", 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exssnet.core.isolation import OwnSubnetwork, largest_free
+from exssnet.data.task import Task
+from exssnet.errors import InputError
+from exssnet.methods.base import Phase, check_positive
+from exssnet.methods.dense import DenseSettings
+from exssnet.methods.isolated import Isolated
+
+
+@dataclass(frozen=True)
+class PackNetSettings(DenseSettings):
+    """`density` is the share of each layer that a task may keep; `retrain_*` is what follows the pruning."""
+
+    density: float = 0.1
+    epochs: int = 20
+    retrain_epochs: int = 10
+    retrain_lr: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "retrain_lr")
+        if type(self.retrain_epochs) is not int or self.retrain_epochs < 1:
+            raise InputError(f"retrain_epochs is {self.retrain_epochs}: it must be a whole number, at least 1")
+
+
+class PackNet(Isolated):
+    """Train all free weights, keep the largest, train these again; earlier tasks' weights are used as they are.
+
+    In the paper a pruned weight is zero when the next task begins; here it has its initial value, which need not be
+    stored. The paper stores an owner for each weight, from which the masks follow, since each holds those before it;
+    here, as for the other methods, a bit per weight and task is counted. Where a layer has no free weight left, a task
+    uses what there is.
+    """
+
+    name = "packnet"
+    heads = ("task", "shared")
+    settings_type = PackNetSettings
+    settings: PackNetSettings
+
+    @staticmethod
+    def planned_epochs(settings: PackNetSettings) -> int:
+        return settings.epochs + settings.retrain_epochs
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        network, settings = self.network, self.settings
+        self.subnetwork = dense = OwnSubnetwork.dense(network, task.name, task.train.classes)
+        if dense.parameters():
+            yield Phase("train", dense.parameters(), settings.epochs, settings.lr)
+        kept = largest_free(dense.weights(), ~network.bank.used, network.layout, network.keep)
+        self.subnetwork = pruned = dense.pruned(kept)
+        if pruned.parameters():
+            yield Phase("retrain", pruned.parameters(), settings.retrain_epochs, settings.retrain_lr)
