@@ -1,89 +1,90 @@
-"""Tries settings of a method on examples held out from the training data; the test split is not looked at.
+"""Tries settings of methods on examples held out from the training data; the test split is not looked at.
 
     python results/tune_baselines.py split-mnist --method ewc-online --grid strength=1,10,100 --json FILE
 
-Learns the stream with each combination and prints, over the held-out examples of all tasks, the accuracy at the end and
-that when each task had just been learned.
+Learns the stream, or its first tasks, with each combination and prints the accuracy on the held-out examples of all
+tasks: when each task had just been learned, and at the end. The seed is one that no table uses.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-import torch
+from tune import first_tasks
 
-from exssnet.experiments.config import resolve, settings_from_text
+from exssnet.data import Task
+from exssnet.experiments.config import RunConfig, resolve, settings_from_text
 from exssnet.experiments.run import computing, device_name, prepare, versions
+from exssnet.experiments.together import each, how_many
 from exssnet.methods.multitask import Multitask
-from exssnet.train import Trainer, TrainSettings, accuracy
+from exssnet.train import Listener, Trainer, TrainSettings, accuracy
 
 
 def main() -> None:
     """Try every combination and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("benchmark")
-    parser.add_argument("--method", required=True)
+    parser.add_argument("--method", required=True, help="one, or several with commas")
     parser.add_argument("--grid", action="append", default=[], metavar="NAME=VALUES", help="values with commas")
+    parser.add_argument("--tasks", type=int, help="only the first tasks of the stream")
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--held-out", type=float, default=0.1)
+    parser.add_argument("--together", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    names = [entry.partition("=")[0] for entry in options.grid]
-    values = [entry.partition("=")[2].split(",") for entry in options.grid]
-    rows = []
-    print(f"{options.benchmark}, {options.method}, seed {options.seed}: held-out accuracy %")
+    cut = first_tasks(options.benchmark, options.tasks, options.seed) if options.tasks else {}
+    names = ["method", *(entry.partition("=")[0] for entry in options.grid)]
+    values = [options.method.split(","), *(entry.partition("=")[2].split(",") for entry in options.grid)]
+    tried = list(product(*values))
+    configs = [
+        resolve(options.benchmark, method, options.seed, validation=options.held_out, **cut,
+                **settings_from_text(dict(zip(names[1:], rest, strict=True))))
+        for method, *rest in tried
+    ]  # fmt: skip
+    found = each(held_out, configs, [Listener() for _ in configs], how_many(options.together, configs))
+    print(f"{options.benchmark}, seed {options.seed}: held-out accuracy %")
     print(f"| {' | '.join([*names, 'when learned', 'at the end'])} |")
     print("| --- " * (len(names) + 2) + "|")
-    for combination in product(*values):
-        settings = settings_from_text(dict(zip(names, combination, strict=True)))
-        learned, end = held_out(options.benchmark, options.method, options.seed, options.held_out, settings)
-        rows.append({**settings, "when_learned": learned, "at_the_end": end})
-        print(f"| {' | '.join([*combination, f'{learned:.2f}', f'{end:.2f}'])} |", flush=True)
+    for combination, row in zip(tried, found, strict=True):
+        print(f"| {' | '.join([*combination, *(f'{value:.2f}' for value in row.values())])} |")
     if options.json:
+        rows = [{**dict(zip(names, c, strict=True)), **row} for c, row in zip(tried, found, strict=True)]
         given = {name: str(value) for name, value in vars(options).items() if name != "json"}
-        record = {"options": given, "rows": rows, "versions": versions(), "device": device_name(device())}
+        record = {"options": given, "rows": rows, "versions": versions(), "device": device_name(configs[0].device)}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def held_out(benchmark: str, method: str, seed: int, share: float, settings: dict[str, object]) -> tuple[float, float]:
-    """Accuracy on the held-out examples, when a task had just been learned and at the end; means over the tasks."""
-    config = resolve(benchmark, method, seed, validation=share, **settings)
-    learned, tasks = [], []
+def held_out(config: RunConfig, listener: Listener) -> dict[str, Any]:
+    """Learn the stream; accuracies on its held-out examples, means over the tasks."""
     with computing(config):
-        stream, learner = prepare(config)
-        train = TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
-        trainer = Trainer(learner, seed, train)
+        stream, method = prepare(config)
+        settings = TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
+        trainer = Trainer(method, config.seed, settings, listener)
+        tasks = [on(task, config.device) for task in stream]
 
-        def measure(index: int) -> float:
-            assert tasks[index].validation is not None
-            return accuracy(lambda x: learner.logits(x, tasks[index].name), tasks[index].validation.to(config.device))
+        def measured(task: Task) -> float:
+            assert task.validation is not None
+            return accuracy(lambda x: method.logits(x, task.name), task.validation)
 
-        for task in stream:
-            tasks.append(task)
-            if not isinstance(learner, Multitask):
-                trainer.learn(on(task, config.device))
-                learned.append(measure(-1))
-        if isinstance(learner, Multitask):
-            trainer.learn(learner.together([on(task, config.device) for task in tasks]))
-        end = [measure(index) for index in range(len(tasks))]
-    return mean(learned or end), mean(end)
+        learned = []
+        for task in [method.together(tasks)] if isinstance(method, Multitask) else tasks:
+            trainer.learn(replace(task, validation=None))  # it would be measured after every epoch
+            learned += [] if isinstance(method, Multitask) else [measured(task)]
+        end = [measured(task) for task in tasks]
+    return {"when learned": mean(learned or end), "at the end": mean(end)}
 
 
-def on(task, device):  # type: ignore[no-untyped-def]
-    """A task without its held-out part, which would be measured after every epoch."""
-    from dataclasses import replace
-
-    return replace(task, train=task.train.to(device), validation=None)
-
-
-def device() -> str:
-    """Where runs compute by themselves."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def on(task: Task, device: str) -> Task:
+    """A task's training and held-out examples on the device."""
+    assert task.validation is not None
+    return replace(task, train=task.train.to(device), validation=task.validation.to(device))
 
 
 if __name__ == "__main__":
