@@ -22,7 +22,6 @@ from exssnet.data import Task
 from exssnet.experiments.config import RunConfig, resolve, settings_from_text
 from exssnet.experiments.run import computing, device_name, prepare, versions
 from exssnet.experiments.together import each, how_many
-from exssnet.methods.multitask import Multitask
 from exssnet.train import Listener, Trainer, TrainSettings, accuracy
 
 
@@ -74,9 +73,9 @@ def held_out(config: RunConfig, listener: Listener) -> dict[str, Any]:
             return accuracy(lambda x: method.logits(x, task.name), task.validation)
 
         learned = []
-        for task in [method.together(tasks)] if isinstance(method, Multitask) else tasks:
+        for task in [method.together(tasks)] if method.joint else tasks:
             trainer.learn(replace(task, validation=None))  # it would be measured after every epoch
-            learned += [] if isinstance(method, Multitask) else [measured(task)]
+            learned += [] if method.joint else [measured(task)]
         end = [measured(task) for task in tasks]
     return {"when learned": mean(learned or end), "at the end": mean(end)}
 

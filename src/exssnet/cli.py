@@ -138,7 +138,9 @@ def run(
     weight_epochs: Annotated[
         int | None, typer.Option(help="Epochs of weight learning.", rich_help_panel=METHOD)
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of a dense method.", rich_help_panel=METHOD)] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs per task, all phases together.", rich_help_panel=METHOD)
+    ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate, of the masks or the dense weights.", rich_help_panel=METHOD)
     ] = None,
@@ -258,7 +260,11 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
         twice = [value for value in given if given.count(value) > 1]
         if twice:
             raise InputError(f"{what} {twice[0]} is named twice: name each once")
-    return resolve_all(benchmark, names, numbers, **changes)
+    plans = resolve_all(benchmark, names, numbers, **changes)
+    other = sorted({f"{plan.method} ({plan.head})" for plan in plans if changes.get("head") not in (None, plan.head)})
+    if other:
+        print(f"exssnet: without head {changes['head']}: {', '.join(other)}", file=sys.stderr)
+    return plans
 
 
 def _pairs(settings: list[str]) -> dict[str, Any]:

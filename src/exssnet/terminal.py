@@ -109,7 +109,7 @@ def print_record(record: Mapping[str, Any], folder: Path) -> None:
     for i, classes in enumerate(record["class_order"]):
         lender = (record["transfer"][i]["lender"] if record["transfer"] else None) or "–"
         overlap = "–" if not overlaps or overlaps[i] is None else f"{100 * overlaps[i]:.1f}"
-        learned = "–" if matrix[i][i] is None or record["method"] == "multitask" else f"{matrix[i][i]:.2f}"
+        learned = "–" if matrix[i][i] is None or (matrix[0][0] is None and len(matrix) > 1) else f"{matrix[i][i]:.2f}"
         table.add_row(str(i + 1), _classes(classes), learned, f"{matrix[-1][i]:.2f}", overlap, lender)
     console.print(table)
     console.print(

@@ -1,9 +1,12 @@
 """Every benchmark of the list runs from its recipe to its record, as a miniature."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from exssnet.errors import InputError
 from exssnet.experiments.benchmarks import recipes
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import run
@@ -12,19 +15,30 @@ from exssnet.methods import methods
 QUICK = {"mask_epochs": 1, "weight_epochs": 1}
 
 
+def fitting(benchmark):
+    """The methods that can run on it: those that keep examples need data in memory."""
+    return [name for name, kind in methods().items() if benchmark != "split-imagenet" or not kind.remembers]
+
+
 @pytest.mark.parametrize("benchmark", recipes())
 def test_a_recipe_resolves_for_every_method_and_names_only_known_settings(benchmark):
-    for name in methods():
+    for name in fitting(benchmark):
         config = resolve(benchmark, name, 3)
         assert config.class_order_seed == (3 if config.stream == "split" else 0)
         assert config.settings.get("density", 0.1) == 0.1
-        assert recipes()[benchmark]["methods"].get(name, {}).items() <= config.settings.items()
+        assert recipes()[benchmark]["methods"].get(name, {}).items() <= (asdict(config) | config.settings).items()
 
 
 @pytest.mark.parametrize("benchmark", recipes())
 def test_methods_of_a_table_train_the_same_number_of_epochs(benchmark):
-    planned = {m.planned_epochs(m.settings_type(**resolve(benchmark, n, 0).settings)) for n, m in methods().items()}
+    kinds = {name: methods()[name] for name in fitting(benchmark)}
+    planned = {m.planned_epochs(m.settings_type(**resolve(benchmark, n, 0).settings)) for n, m in kinds.items()}
     assert len(planned) == 1
+
+
+def test_a_method_that_keeps_examples_is_refused_where_they_are_read_from_disk():
+    with pytest.raises(InputError, match="er keeps examples, and split-imagenet reads its images while it trains"):
+        resolve("split-imagenet", "er", 0)
 
 
 @pytest.mark.parametrize("benchmark", ["split-mnist", "permuted-mnist", "rotated-mnist"])

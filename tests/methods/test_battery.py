@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from tests.stopping import cut_after
 
 from exssnet.errors import ForgettingError, InputError
 from exssnet.experiments.config import resolve, resolve_all
-from exssnet.experiments.run import prepare, run
+from exssnet.experiments.run import computing, prepare, run
 from exssnet.methods import describe, methods, parse, transfers
-from exssnet.methods.multitask import Multitask
 from exssnet.train import Trainer, accuracy, checkpoint
+from exssnet.train import loop as loop_module
 
 NAMES = [name + suffix for name in methods() for suffix in ("", "+kkt") if not suffix or transfers(name)]
 SHORT = {"mask_epochs": 6, "weight_epochs": 6, "epochs": 8, "retrain_epochs": 4, "buffer": 100.0}
@@ -39,13 +40,11 @@ def config(name, times=SHORT, **changes):
     return resolve("split-digits", name, 0, **({"tasks": 3} | known | changes))
 
 
-def learn(method, stream, trainer=None, first=0, last=3):
+def learn(method, stream, trainer=None, first=0, last=3, device="cpu"):
     trainer = trainer or Trainer(method, 0)
-    if isinstance(method, Multitask):
-        trainer.learn(method.together(list(stream)))
-    else:
-        for index in range(first, last):
-            trainer.learn(stream[index])
+    tasks = [replace(task, train=task.train.to(device)) for task in stream]
+    for task in [method.together(tasks)] if method.joint else tasks[first:last]:
+        trainer.learn(task)
 
 
 @every_head
@@ -62,8 +61,9 @@ def test_it_learns_a_stream_of_unequal_tasks_well_above_chance(tmp_path, name, h
 
 
 @every_method
-def test_the_same_seed_gives_the_same_record(tmp_path, name):
-    one, two = (run(config(name, FEW), tmp_path / out) for out in "ab")
+@pytest.mark.parametrize("device", ["cpu", gpu])
+def test_the_same_seed_gives_the_same_record(tmp_path, name, device):
+    one, two = (run(config(name, FEW, device=device), tmp_path / out) for out in "ab")
     assert {**one, "seconds": 0} == {**two, "seconds": 0}
 
 
@@ -79,7 +79,7 @@ def test_its_state_survives_a_round_trip_through_a_checkpoint(tmp_path, name):
     for index in range(2):
         x, _ = stream[index].test.batch(torch.arange(50))
         assert torch.equal(method.logits(x, f"task{index + 1}"), again.logits(x, f"task{index + 1}"))
-    if isinstance(method, Multitask):
+    if method.joint:
         return
     learn(again, stream, first=2)
     learn(method, stream, trainer, first=2)
@@ -90,21 +90,38 @@ def test_its_state_survives_a_round_trip_through_a_checkpoint(tmp_path, name):
 
 
 @every_method
-@pytest.mark.parametrize("epochs", [1, 3, 5])
-def test_a_run_that_is_cut_off_and_taken_up_gives_the_same_record(tmp_path, monkeypatch, name, epochs):
-    whole = run(config(name, FEW | {"epochs": 3}), tmp_path / "whole")
-    try:
-        with cut_after(monkeypatch, epochs):
-            run(config(name, FEW | {"epochs": 3}), tmp_path / "cut", checkpoint_seconds=0)
-    except pytest.fail.Exception:
-        return  # it was through before: multitask has three epochs in all
-    again = run(config(name, FEW | {"epochs": 3}), tmp_path / "cut")
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+@pytest.mark.parametrize("device", ["cpu", gpu])
+def test_a_run_that_is_cut_off_and_taken_up_gives_the_same_record(tmp_path, monkeypatch, name, epochs, device):
+    planned = config(name, FEW, device=device)
+    if parse(name)[0].joint:
+        planned, epochs = config(name, {"epochs": 6}, device=device), min(epochs, 4)
+    whole = run(planned, tmp_path / "whole")
+    with cut_after(monkeypatch, epochs):
+        run(planned, tmp_path / "cut", checkpoint_seconds=0)
+    again = run(planned, tmp_path / "cut")
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
 
 
 @every_method
+@pytest.mark.parametrize("network", [{}, {"network": "resnet18", "width": 4.0}])
+@pytest.mark.parametrize("device", [gpu])
+def test_captured_steps_leave_what_single_steps_leave_bit_for_bit(monkeypatch, name, network, device):
+    states = []
+    for single in (False, True):
+        if single:
+            monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+        planned = config(name, FEW, device=device, compile="off", **network)
+        with computing(planned):
+            stream, method = prepare(planned)
+            learn(method, stream, device=device, last=2)
+        states.append(method.state()[0])
+    assert all(torch.equal(states[0][tensor], states[1][tensor]) for tensor in states[0])
+
+
+@every_method
 def test_a_run_that_is_killed_is_taken_up_by_another_process(tmp_path, name):
-    planned = config(name, FEW | {"epochs": 4, "mask_epochs": 4, "weight_epochs": 4})
+    planned = config(name, FEW | {"epochs": 12, "mask_epochs": 12})  # long enough to be killed before it ends
     whole = run(planned, tmp_path / "whole")
     (tmp_path / "config.yaml").write_text(planned.to_yaml())
     command = [sys.executable, "-m", "exssnet", "run", "--config", str(tmp_path / "config.yaml"), "--out"]
@@ -114,7 +131,10 @@ def test_a_run_that_is_killed_is_taken_up_by_another_process(tmp_path, name):
     while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 2):
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL  # it had not ended by itself
+    folder = tmp_path / "killed" / planned.folder
+    assert (folder / "checkpoint.safetensors").exists()
+    assert not (folder / "results.json").exists()
     again = run(planned, tmp_path / "killed")
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
 
@@ -160,6 +180,27 @@ def test_names_with_and_without_kkt_are_parsed():
 def test_a_head_that_a_method_does_not_have_is_refused(name):
     with pytest.raises(InputError, match="head is 'no': choose one of"):
         config(name, head="no")
+
+
+FORGETS_LESS = {
+    "er": {}, "agem": {}, "der": {}, "der++": {}, "icarl": {}, "lwf": {}, "ewc-online": {"strength": 1e4},
+    "si": {"strength": 100.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGETS_LESS)
+def test_what_is_against_forgetting_forgets_less_than_nothing_does(tmp_path, name):
+    naive = run(config("naive", head="masked-test"), tmp_path)
+    less = run(config(name, head="masked-test", **FORGETS_LESS[name]), tmp_path)
+    assert less["average_accuracy"] > naive["average_accuracy"] + 3
+    assert less["forgetting"] < naive["forgetting"] - 3
+
+
+def test_a_number_of_epochs_is_shared_out_among_the_phases():
+    for name, kind in methods().items():
+        for epochs in (3, 10, 30):
+            planned = resolve("split-digits", name, 0, epochs=epochs)
+            assert kind.planned_epochs(kind.settings_type(**planned.settings)) == epochs
 
 
 def test_of_several_methods_each_gets_the_settings_it_knows():

@@ -12,6 +12,7 @@ from torch import nn
 from exssnet.data import TensorData
 from exssnet.data.task import Outline, Task
 from exssnet.data.tensors import Shared
+from exssnet.errors import InputError
 from exssnet.methods import methods
 from exssnet.methods.agem import projected
 from exssnet.methods.base import Batch
@@ -111,6 +112,9 @@ def test_a_buffer_is_a_number_or_a_share():
     assert ReplaySettings(buffer=200).capacity(50_000) == 200
     assert ReplaySettings(buffer=0.001).capacity(50_000) == 50
     assert ReplaySettings(buffer=0.001).capacity(10) == 1
+    assert ReplaySettings(buffer=1e12).capacity(10) == 10
+    with pytest.raises(InputError, match="2 examples for 9 classes: iCaRL needs one for each"):
+        made("icarl", buffer=2)
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
@@ -135,7 +139,8 @@ def test_agem_projects_at_right_angles_and_never_raises_the_old_loss_to_first_or
 def test_agem_uses_the_gradient_of_what_it_remembers():
     method = made("agem", head="shared", buffer=20)
     Trainer(method, 0, TrainSettings(10)).learn(task(0))
-    new, weights = batch_of(examples(seed=1)), method.network.weights
+    new, weights = batch_of(examples(seed=0)), method.network.weights
+    new.y = (new.y + 1) % 3  # the same examples, and other answers
     weights.grad = None
     method.loss(new).backward()
     plain, state = weights.grad.clone(), new.generator.get_state()
@@ -145,6 +150,99 @@ def test_agem_uses_the_gradient_of_what_it_remembers():
     new.generator.set_state(state)
     method.after_backward()
     assert torch.allclose(weights.grad, projected(plain, reference))
+
+
+def test_agem_remembers_a_task_only_when_it_is_over():
+    method = made("agem", buffer=20)
+    trainer = Trainer(method, 0, TrainSettings(10))
+    for index in range(2):
+        trainer.learn(task(index))
+    assert int(method.memory.added) == 80
+    assert set((method.memory.labels[:20] // 3).tolist()) == {0, 1}
+
+
+def replaying(name, **changes):
+    """A method in its second task, a new batch, and the old examples that a step with it draws first."""
+    method = made(name, buffer=40, **changes)
+    next(iter(method.phases(task(0))))
+    first = examples(seed=0)
+    method.loss(batch_of(first))  # the memory has place for all of them, in their order
+    method.tasks = ["task1"]
+    with torch.no_grad():
+        method.network.weights += 0.1
+    return method, batch_of(examples(seed=1)), first
+
+
+def drawn(batch, times=1):
+    return [(torch.rand(40, dtype=torch.float64, generator=batch.generator) * 40).long() for _ in range(times)]
+
+
+def test_er_learns_new_and_old_examples_alike():
+    method, new, first = replaying("er")
+    state = new.generator.get_state()
+    loss = method.loss(new)
+    new.generator.set_state(state)
+    (place,) = drawn(new)
+    now = method.network.run(first.batch(place)[0], training=True)
+    expected = method.new_loss(new) + nn.functional.cross_entropy(now[:, :3], first.labels[place])
+    assert torch.allclose(loss, expected)
+
+
+def test_derpp_learns_the_labels_of_other_old_examples_too():
+    method, new, first = replaying("der++", head="masked-test", alpha=0.7, beta=0.4)
+    stored, state = method.memory.targets[:40].clone(), new.generator.get_state()
+    loss = method.loss(new)
+    new.generator.set_state(state)
+    labelled, held = drawn(new, 2)
+    outputs = [method.network.run(first.batch(place)[0], training=True) for place in (labelled, held)]
+    expected = method.new_loss(new) + 0.4 * nn.functional.cross_entropy(outputs[0], first.labels[labelled])
+    expected = expected + 0.7 * (outputs[1] - stored[held]).square().mean()
+    assert torch.allclose(loss, expected)
+
+
+@pytest.mark.parametrize("head", ["task", "masked-test", "shared"])
+def test_lwf_holds_the_outputs_of_earlier_tasks_on_the_new_examples(head):
+    method = made("lwf", classes=(3, 2, 2), head=head, strength=0.6, temperature=3.0)
+    method.tasks = ["task1", "task2"]
+    draw = torch.Generator().manual_seed(0)
+    method.teacher = method.network.weights.detach() + 0.3 * torch.randn(len(method.teacher), generator=draw)
+    new = batch_of(examples(classes=2, seed=1))
+    before = method.network.run(new.x, training=False, weights=method.teacher)
+    now = method.network.run(new.x, training=True)
+    groups = {"task": [(0, 3), (3, 5)], "masked-test": [(0, 5)], "shared": [(0, 3)]}[head]
+    held = sum(distillation(now[:, a:b], before[:, a:b], 3.0) for a, b in groups)
+    assert torch.allclose(method.loss(new), method.new_loss(new) + 0.6 * held)
+
+
+def test_ewcs_importance_is_added_up_from_task_to_task():
+    method = made("ewc-online", gamma=0.5)
+    method.fisher = torch.ones_like(method.fisher)
+    new = task(0)
+    expected = 0.5 + method.information(new.train)
+    method.end_task(new)
+    assert torch.allclose(method.fisher, expected)
+    assert torch.equal(method.anchor, method.network.weights.detach())
+
+
+@pytest.mark.parametrize("head", ["task", "masked-test"])
+def test_icarls_loss_is_binary_with_old_answers_for_old_classes(head):
+    method = made("icarl", head=head, buffer=18)
+    method.tasks = ["task1"]
+    draw = torch.Generator().manual_seed(0)
+    method.teacher = method.network.weights.detach() + 0.3 * torch.randn(len(method.teacher), generator=draw)
+    x, y = examples(seed=1).batch(torch.arange(40))
+    before = method.network.run(x, training=False, weights=method.teacher).sigmoid()
+    now = method.network.run(x, training=True).sigmoid().detach()
+    total, count = 0.0, 0
+    for row in range(40):
+        for output in range(9):
+            if head == "task" and output >= 6:
+                continue  # a task to come
+            wanted = float(before[row, output]) if output < 3 else float(output == 3 + int(y[row]))
+            answer = float(now[row, output])
+            total -= wanted * math.log(answer) + (1 - wanted) * math.log(1 - answer)
+            count += 1
+    assert method.binary(x, y + 3).item() == pytest.approx(total / count, rel=1e-4)
 
 
 def test_der_holds_the_outputs_it_stored():
@@ -258,7 +356,7 @@ def test_herding_takes_what_brings_the_mean_nearest():
 
 def test_icarl_answers_with_the_nearest_mean():
     module = nn.Sequential(nn.Identity(), nn.Linear(2, 4, bias=False))
-    method = made("icarl", classes=(2, 2), module=module)
+    method = made("icarl", classes=(2, 2), module=module, buffer=4)
     method.tasks = ["task1", "task2"]
     method.means = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
     x = torch.tensor([[3.0, 1.0], [1.0, 5.0], [-2.0, 1.0], [0.5, -0.1]])
@@ -267,10 +365,10 @@ def test_icarl_answers_with_the_nearest_mean():
 
 
 def test_icarl_shares_its_places_among_all_classes():
-    method = made("icarl", buffer=18)
+    method = made("icarl", buffer=20)
     for index in range(3):
         Trainer(method, 0, TrainSettings(10)).learn(task(index))
-        each = 18 // (3 * (index + 1))
+        each = 20 // (3 * (index + 1))
         assert method.places.bincount().tolist() == [each] * 3 * (index + 1)
         assert len(method.exemplars) == len(method.places)
 

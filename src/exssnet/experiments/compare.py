@@ -19,7 +19,8 @@ from exssnet.experiments.config import RunConfig
 BOUNDS = ("multitask", "individual")  # they do not learn one task after the other: shown first, never the best
 NOT_COMPARED = {"benchmark", "method", "seed", "class_order_seed", "device", "threads", "compile", "settings"}
 SAME_TASKS = ("tasks", "class_order", "samples_per_class")  # without them the difference of two methods says nothing
-ACROSS_METHODS = (*SAME_TASKS, "validation", "network", "width", "precision")  # the rest is a method's own recipe
+EPOCHS = "epochs per task"
+ACROSS_METHODS = ("validation", "network", "width", "precision", "batch_size", EPOCHS)  # the rest is a method's recipe
 
 Seed = tuple[int, int]  # of the run, and of its class order where a seed decides that
 Spread = tuple[float, float | None]  # mean, and standard deviation of a sample of two or more
@@ -41,6 +42,7 @@ class Run:
     proved: bool | None  # None: the method promises nothing
     megabytes: float | None
     seconds: float
+    device: str
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Row:
     against: str | None
     difference: Difference | None
     megabytes: Spread | None
-    seconds: Spread
+    seconds: Spread | None  # None: on different devices
     best: bool = False
 
     @property
@@ -110,17 +112,27 @@ def _run(file: Path) -> Run:
             bool(record["miniature"]),
             str(record["method"]),
             (int(record["seed"]), int(config["class_order_seed"]) if config["class_order"] == "seed" else 0),
-            {name: value for name, value in settings.items() if name not in NOT_COMPARED},
+            {name: value for name, value in settings.items() if name not in NOT_COMPARED} | {EPOCHS: _epochs(record)},
             _finite(record["average_accuracy"]),
             None if lost is None else _finite(lost),
             None if overlap is None else 100 * _finite(overlap),
             None if proof is None else bool(proof["verified"]),
             None if bits is None else _megabytes(bits),
             _finite(record["seconds"]["total"]),
+            str(record["device"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise RunError(f"{file} is no readable run record ({why}): delete it and make the run again") from error
+
+
+def _epochs(record: Mapping[str, Any]) -> int:
+    """Per task, all phases together; records of the mask methods did not always say it."""
+    if "epochs" in record:
+        return int(record["epochs"])
+    settings = record["config"]["settings"]
+    second = 0 if record["method"].startswith("supsup") else settings["weight_epochs"]
+    return int(settings["mask_epochs"] + second)
 
 
 def _megabytes(bits: Mapping[str, Any]) -> float:
@@ -161,13 +173,17 @@ def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accura
         against = "exssnet" if "exssnet" in there else None
     elif against not in there:
         raise InputError(f"no run of '{against}' is here to compare with: choose one of {', '.join(there)}")
-    blocks: dict[tuple[str, bool], list[_Group]] = {}
+    blocks: dict[tuple[str, ...], list[_Group]] = {}
     for group in _groups(runs):
-        blocks.setdefault((group.first.benchmark, group.first.miniature), []).append(group)
+        first = group.first
+        cut = [json.dumps(first.settings[name]) for name in SAME_TASKS]
+        blocks.setdefault((first.benchmark, str(first.miniature), *cut), []).append(group)
 
     rows: list[Row] = []
     for place in sorted(blocks):
-        block = [_row(group, blocks[place], against) for group in blocks[place]]
+        others = [some[0].first for at, some in blocks.items() if at[:2] == place[:2]]
+        cut = [name for name in _varying([run.settings for run in others]) if name in SAME_TASKS]
+        block = [_row(group, blocks[place], against, cut) for group in blocks[place]]
         block.sort(key=lambda row: (row.method, row.head, row.differs))
         if sort == "accuracy":
             block.sort(key=lambda row: -row.accuracy[0])
@@ -193,14 +209,12 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
     return list(groups.values())
 
 
-def _row(group: _Group, block: Sequence[_Group], against: str | None) -> Row:
+def _row(group: _Group, block: Sequence[_Group], against: str | None, cut: Sequence[str]) -> Row:
     run, runs = group.first, group.runs.values()
     proofs = [run.proved for run in runs]
     reference = _reference(group, [other for other in block if other.first.method == against])
-    as_published = not run.miniature and run.settings["tasks"] == _published()["tasks"]
-    numbers = _published()["benchmarks"].get(run.benchmark, {}).get(run.method) if as_published else None
     return Row(
-        run.benchmark,
+        run.benchmark + "".join(f", {name} {run.settings[name]}" for name in cut),
         run.miniature,
         run.method,
         _differs(run, [other.first for other in block]),
@@ -210,12 +224,23 @@ def _row(group: _Group, block: Sequence[_Group], against: str | None) -> Row:
         _spread_if_known([run.forgetting for run in runs]),
         _spread_if_known([run.overlap for run in runs]),
         None if None in proofs else all(proofs),
-        None if numbers is None else (numbers[0], numbers[1]),
+        _as_published(run),
         against,
         None if reference is None else difference(group.accuracies(), reference.accuracies()),
         _spread_if_known([run.megabytes for run in runs]),
-        spread([run.seconds for run in runs]),
+        spread([run.seconds for run in runs]) if len({run.device for run in runs}) == 1 else None,
     )
+
+
+def _as_published(run: Run) -> tuple[float, float | None] | None:
+    """The paper's accuracy and forgetting, where the run is made as its runs were."""
+    paper = _published()
+    numbers = paper["benchmarks"].get(run.benchmark, {}).get(run.method)
+    head = "masked-test" if run.method in paper["masked_test"] else run.settings["head"]
+    wanted = {"tasks": paper["tasks"], "head": head, EPOCHS: paper["epochs"].get(run.benchmark)}
+    if numbers is None or run.miniature or any(run.settings[name] != value for name, value in wanted.items()):
+        return None
+    return numbers[0], numbers[1]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -240,12 +265,10 @@ def difference(mine: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Diff
 
 
 def _reference(group: _Group, candidates: Sequence[_Group]) -> _Group | None:
-    """The candidate with the same tasks and the nearest settings; none where that is the group itself, or not one."""
+    """The candidate that shares what all methods should share; none where that is the group itself, or not one."""
     mine = group.first.settings
-    fit = [other for other in candidates if all(other.first.settings[name] == mine[name] for name in SAME_TASKS)]
-    distances = [len(_varying([mine, other.first.settings])) for other in fit]
-    nearest = [other for other, distance in zip(fit, distances, strict=True) if distance == min(distances)]
-    return nearest[0] if len(nearest) == 1 and nearest[0] is not group else None
+    fit = [other for other in candidates if all(other.first.settings[name] == mine[name] for name in ACROSS_METHODS)]
+    return fit[0] if len(fit) == 1 and fit[0] is not group else None
 
 
 def _differs(run: Run, block: Sequence[Run]) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ NONE = "–"
 ACCURACY = "accuracy % (forgetting)"
 LEFT = ("method", "settings", "head", "published")  # columns of words; the others are numbers, to the right
 
+OVERVIEW = "all benchmarks: accuracy % (forgetting)"
+
 Cells = dict[str, str]  # by column
 
 
@@ -28,7 +30,15 @@ def text(rows: Sequence[Row]) -> str:
     terminal = Console().is_terminal
     console = Console() if terminal else Console(width=1000)
     room = console.width if terminal else WIDTH
+    overview = _overview(rows)
     with console.capture() as captured:
+        if overview:
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            for name in overview[0]:
+                table.add_column(name, justify="left" if name in LEFT else "right")
+            for cells in overview:
+                table.add_row(*cells.values())
+            console.print(Text(OVERVIEW, "italic"), table, "", sep="\n")
         for title, block in _blocks(rows):
             alike = _alike(block)
             console.print(Text(", ".join([title, *alike.values()]), "italic"))
@@ -68,6 +78,10 @@ def _table(rows: Sequence[Row], above: Sequence[str], gap: int) -> Table:
 def markdown(rows: Sequence[Row]) -> str:
     """A table per benchmark, under its name."""
     parts = []
+    overview = _overview(rows)
+    if overview:
+        lines = [OVERVIEW, "", _pipes(overview[0]), _pipes("---" if name in LEFT else "---:" for name in overview[0])]
+        parts.append("\n".join([*lines, *(_pipes(cells.values()) for cells in overview)]))
     for title, block in _blocks(rows):
         cells = _cells(block)
         lines = [title, "", _pipes(cells[0]), _pipes("---" if name in LEFT else "---:" for name in cells[0])]
@@ -189,12 +203,32 @@ def _cells(rows: Sequence[Row]) -> list[Cells]:
             "published": _published(row),
             f"vs {row.against}": _difference(row),
             "MB": NONE if row.megabytes is None else f"{row.megabytes[0]:.2f}",
-            "s": f"{row.seconds[0]:.{0 if row.seconds[0] >= 10 else 1}f}",
+            "s": NONE if row.seconds is None else f"{row.seconds[0]:.{0 if row.seconds[0] >= 10 else 1}f}",
         }
         for row, forgetting in zip(rows, lost, strict=True)
     ]
     kept = [name for name in cells[0] if any(cell[name] != NONE for cell in cells)]
     return [{name: cell[name] for name in kept} for cell in cells]
+
+
+def _overview(rows: Sequence[Row]) -> list[Cells]:
+    """Methods × benchmarks: accuracy (forgetting); nothing for one benchmark, or where a method has several rows."""
+    titles = list(dict.fromkeys(row.title for row in rows))
+    places = {(row.method, row.head, row.title): row for row in rows}
+    if len(titles) < 2 or len(places) < len(rows):
+        return []
+    lines = dict.fromkeys((row.method, row.head) for row in rows)
+    return [
+        {"method": method, "head": head} | {title: _short(places.get((method, head, title))) for title in titles}
+        for method, head in lines
+    ]
+
+
+def _short(row: Row | None) -> str:
+    if row is None:
+        return NONE
+    lost = NONE if row.forgetting is None else format(row.forgetting[0], "z.2f")
+    return f"{row.accuracy[0]:.2f} ({lost})"
 
 
 def _with_std(row: Row) -> str:

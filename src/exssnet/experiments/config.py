@@ -46,12 +46,16 @@ class RunConfig:
     precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU
     compile: str = "auto"  # on: the training step goes through torch.compile, on a GPU
     threads: int = 0  # CPU threads; 0: as many as PyTorch takes
+    code: str | None = None  # SHA-256 of the file that the method was plugged in from
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        """Where the run lies below the output folder."""
-        return Path(self.benchmark, self.method, f"seed-{self.seed}")
+        """Where the run lies below the output folder; a head that is not the method's usual one has its own place."""
+        from exssnet.methods import parse
+
+        usual = self.head == parse(self.method)[0].heads[0]
+        return Path(self.benchmark, self.method if usual else f"{self.method}@{self.head}", f"seed-{self.seed}")
 
     def to_yaml(self) -> str:
         import yaml
@@ -94,13 +98,15 @@ def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunCon
     kind, _ = parse(method)
     recipes = given.pop("methods")
     usual = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
-    own = usual | recipes.get(kind.name, {})
+    given |= usual | recipes.get(kind.name, {})
     changes = {name: value for name, value in changes.items() if value is not None}
+    if "epochs" in changes:
+        changes = kind.share_out(typed("epochs", changes.pop("epochs"), int)) | changes
     if "optimizer" in changes:
         given.pop("weight_decay", None)  # it goes with the recipe's own optimizer
     if given["stream"] == "split":
         given.setdefault("class_order_seed", seed)
-    return _built(benchmark, method, seed, given | own | changes)
+    return _built(benchmark, method, seed, given | changes)
 
 
 def resolve_all(benchmark: str, methods: Sequence[str], seeds: Sequence[int], /, **changes: Any) -> list[RunConfig]:
@@ -111,7 +117,8 @@ def resolve_all(benchmark: str, methods: Sequence[str], seeds: Sequence[int], /,
     given = {name: value for name, value in changes.items() if value is not None}
 
     def fitting(kind: type[Method]) -> dict[str, Any]:
-        fits = {n: v for n, v in given.items() if n in get_type_hints(RunConfig) or knows(kind, n)}
+        known = ("epochs", *get_type_hints(RunConfig))
+        fits = {n: v for n, v in given.items() if n in known or knows(kind, n)}
         if fits.get("head") not in (None, *kind.heads):
             fits.pop("head")
         return fits
@@ -129,7 +136,8 @@ def knows(kind: type[Method], setting: str) -> bool:
 
 def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
     """A configuration of these fields and settings, each checked."""
-    from exssnet.methods import parse
+    from exssnet.data.registry import find_source
+    from exssnet.methods import parse, plugged_from
 
     kind, kkt = parse(method)
     seed = typed("seed", seed, int)
@@ -156,6 +164,9 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
     if shared.setdefault("head", "auto") == "auto":
         shared["head"] = kind.heads[0]
     _choice("head", shared["head"], kind.heads)
+    if kind.remembers and (shared.get("images") or find_source(shared["source"]).lazy):
+        raise InputError(f"{method} keeps examples, and {benchmark} reads its images while it trains: leave it out")
+    shared["code"] = plugged_from(kind)
     made = dataclasses.asdict(kind.settings_type(**settings))
     return _checked(RunConfig(benchmark=benchmark, method=method, seed=seed, settings=made, **shared))
 

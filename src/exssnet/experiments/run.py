@@ -22,7 +22,6 @@ from exssnet.experiments import benchmarks, metrics
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.folder import RunFolder
 from exssnet.methods import Method, parse
-from exssnet.methods.multitask import Multitask
 from exssnet.models import build
 from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
 from exssnet.train.listener import Forwarding
@@ -109,7 +108,7 @@ class _Run:
     def finish(self) -> dict[str, Any]:
         snapshot = self._resume()
         for index in range(len(self.rows), len(self.stream)):
-            if isinstance(self.method, Multitask) and index + 1 < len(self.stream):
+            if self.method.joint and index + 1 < len(self.stream):
                 self.rows.append([])  # nothing is learned, or measured, before the last task is there
                 self.seconds.append({})
                 continue
@@ -125,7 +124,7 @@ class _Run:
 
     def _task(self, index: int) -> Task:
         """What is learned at this place of the stream."""
-        if isinstance(self.method, Multitask):
+        if self.method.joint:
             return self.method.together([_on(task, self.config.device) for task in self.stream])
         return _on(self.stream[index], self.config.device)
 
@@ -216,6 +215,7 @@ class _Run:
             "seed": config.seed,
             "miniature": config.samples_per_class is not None,
             "tasks": len(stream),
+            "epochs": self.method.planned_epochs(self.method.settings),  # per task, all phases together
             "class_order": stream.class_order,
             "accuracy_matrix": matrix,
             "average_accuracy": metrics.average_accuracy(matrix),

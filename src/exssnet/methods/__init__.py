@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -12,7 +13,7 @@ from pathlib import Path
 from exssnet.errors import InputError, unknown
 from exssnet.methods.base import Batch, Method, Phase
 
-__all__ = ["Batch", "Method", "Phase", "describe", "methods", "parse", "plug_in"]
+__all__ = ["Batch", "Method", "Phase", "describe", "methods", "parse", "plug_in", "plugged_from"]
 
 KKT = "+kkt"
 
@@ -23,6 +24,7 @@ def methods() -> dict[str, type[Method]]:
 
 
 _plugged: dict[str, type[Method]] = {}
+_code: dict[str, str] = {}
 
 
 @cache
@@ -55,6 +57,12 @@ def plug_in(file: Path) -> None:
     if twice:
         raise InputError(f"plugin {file} has a method '{min(twice)}', which there is already: choose another name")
     _plugged.update(found)
+    _code.update(dict.fromkeys(found, hashlib.sha256(file.read_bytes()).hexdigest()))
+
+
+def plugged_from(kind: type[Method]) -> str | None:
+    """The SHA-256 of the file that a method was plugged in from; None of a built-in one."""
+    return _code.get(kind.name)
 
 
 def parse(name: str) -> tuple[type[Method], bool]:
@@ -63,7 +71,7 @@ def parse(name: str) -> tuple[type[Method], bool]:
     if base not in methods():
         raise unknown("method", name, [*methods(), *(m + KKT for m in methods() if transfers(m))])
     if name != base and not transfers(base):
-        raise unknown("method", name, methods())
+        raise InputError(f"method '{base}' has no KKT: it keeps no masks that another task could start from")
     return methods()[base], name != base
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exssnet import randomness
+from exssnet.data.task import Task
 from exssnet.methods.base import Batch
 from exssnet.methods.memory import Replay
+
+BATCH = 1000
 
 
 def projected(gradient: Tensor, reference: Tensor) -> Tensor:
@@ -25,10 +29,17 @@ class AveragedGem(Replay):
         return self.new_loss(batch)
 
     def after_backward(self) -> None:
-        old = self.recall(self._batch)
-        if old is not None:
+        if self.tasks:
+            old = self.recall(self._batch)
             loss = self.old_loss(self.network.run(old.x, training=True), old.labels)
             (reference,) = torch.autograd.grad(loss, [self.network.weights])
             assert self.network.weights.grad is not None
             self.network.weights.grad.copy_(projected(self.network.weights.grad, reference))
-        self.remember(self._batch)
+
+    def end_task(self, task: Task) -> None:
+        """Only now: the reference is of earlier tasks alone."""
+        assert self.memory is not None
+        data, draw = task.train, randomness.generator(self.seed, "memory", task.name, device=task.train.device)
+        for index in torch.split(torch.arange(len(data), device=data.device), BATCH):
+            self.memory.add(data.examples(index), data.labels[index] + self.own.start, draw)
+        super().end_task(task)

@@ -53,6 +53,9 @@ class Method(ABC):
     settings_type: ClassVar[type[Any]]
     heads: ClassVar[tuple[str, ...]] = ("shared", "task")  # which outputs a task has; the first is the usual one
 
+    joint: ClassVar[bool] = False  # whether it learns all tasks at once: then it has `together`
+    remembers: ClassVar[bool] = False  # whether it keeps examples: then the data must be in memory
+
     def __init__(
         self, module: nn.Module, settings: Any, seed: int, head: str = "shared", outline: Outline | None = None
     ) -> None:
@@ -90,6 +93,15 @@ class Method(ABC):
     def outputs(head: str, classes: Sequence[int]) -> int:
         """How many outputs the module needs for tasks of so many classes."""
         return max(classes)
+
+    def together(self, tasks: Sequence[Task]) -> Task:
+        """All tasks as one, for a method that learns them at once."""
+        raise NotImplementedError
+
+    @staticmethod
+    def share_out(epochs: int) -> dict[str, int]:
+        """The settings that make so many epochs per task, all phases together."""
+        return {"epochs": epochs}
 
     @staticmethod
     @abstractmethod

@@ -37,15 +37,19 @@ class DarkExperienceReplay(Replay):
 
     name = "der"
     settings_type = DerSettings
+    settings: DerSettings
     keeps_targets = True
 
     def loss(self, batch: Batch) -> Tensor:
         loss = self.new_loss(batch)
-        old = self.recall(batch)
-        if old is not None:
-            loss = loss + self.settings.alpha * self.distance(self.network.run(old.x, training=True), old)
+        if self.tasks:
+            loss = loss + self.replayed(batch)
         self.remember(batch)
         return loss
+
+    def replayed(self, batch: Batch) -> Tensor:
+        old = self.recall(batch)
+        return self.settings.alpha * self.distance(self.network.run(old.x, training=True), old)
 
     def distance(self, outputs: Tensor, old: Old) -> Tensor:
         """The mean square, over the outputs that an example is trained on."""
@@ -58,10 +62,9 @@ class DarkExperienceReplayPlus(DarkExperienceReplay):
 
     name = "der++"
     settings_type = DerPlusSettings
+    settings: DerPlusSettings
 
-    def loss(self, batch: Batch) -> Tensor:
-        loss = super().loss(batch)
+    def replayed(self, batch: Batch) -> Tensor:
         old = self.recall(batch)
-        if old is not None:
-            loss = loss + self.settings.beta * self.old_loss(self.network.run(old.x, training=True), old.labels)
-        return loss
+        labels = self.settings.beta * self.old_loss(self.network.run(old.x, training=True), old.labels)
+        return super().replayed(batch) + labels

@@ -13,8 +13,8 @@ class ExperienceReplay(Replay):
 
     def loss(self, batch: Batch) -> Tensor:
         loss = self.new_loss(batch)
-        old = self.recall(batch)
-        if old is not None:
+        if self.tasks:
+            old = self.recall(batch)
             loss = loss + self.old_loss(self.network.run(old.x, training=True), old.labels)
         self.remember(batch)
         return loss

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from exssnet.data.task import Data, Task
 from exssnet.methods.base import Batch, check_positive
 from exssnet.methods.dense import Dense, DenseSettings
 
-BATCH = 1000
+NUMBERS = 2**22  # of the inputs in a batch: what a network remembers of them for its gradients is many times that
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class OnlineEwc(Dense):
         moved = self.network.weights - self.anchor
         return self.new_loss(batch) + self.settings.strength / 2 * (self.fisher * moved.square()).sum()
 
+    def stored(self) -> Sequence[str]:
+        return ("fisher",)  # between tasks the anchor is the network itself
+
     def end_task(self, task: Task) -> None:
         self.fisher = self.settings.gamma * self.fisher + self.information(task.train)
         self.anchor = self.network.weights.detach().clone()
@@ -53,7 +58,8 @@ class OnlineEwc(Dense):
         """The diagonal of the empirical Fisher information: the mean over the examples of squared gradients."""
         trained = self.outputs_of.trained(len(self.tasks))
         total = torch.zeros_like(self.fisher)
-        for index in torch.split(torch.arange(len(data), device=data.device), BATCH):
+        size = max(1, min(1000, NUMBERS // prod(data.shape)))
+        for index in torch.split(torch.arange(len(data), device=data.device), size):
             x, y = data.batch(index)
             total += self.network.fisher(x, y + (self.own.start - trained.start), trained)
         return total / len(data)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from exssnet.data.task import Data, Task
+from exssnet.errors import InputError
 from exssnet.methods.base import Batch, bits
 from exssnet.methods.dense import Dense
 from exssnet.methods.memory import ReplaySettings
@@ -30,16 +31,28 @@ def herd(features: Tensor, count: int) -> Tensor:
 
 
 class Icarl(Dense):
-    """Keep herded exemplars, distil the old outputs, and answer with the nearest mean of exemplars."""
+    """Keep herded exemplars, distil the old outputs, and answer with the nearest mean of exemplars.
+
+    The paper trains on new examples and exemplars in one heap. Here, as in the other methods with a memory, every batch
+    of new examples comes with as many exemplars. Validation while a task is learned asks the outputs, not the means.
+    """
 
     name = "icarl"
     settings_type = ReplaySettings
     settings: ReplaySettings
     heads = ("task", "masked-test")  # a mean for every class needs outputs of every class
+    remembers = True
     keeps = ("exemplars", "places", "means", "teacher", "teacher_buffers")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        assert self.outline is not None
+        capacity = self.settings.capacity(self.outline.examples)
+        if capacity < self.outputs_of.size:
+            raise InputError(
+                f"buffer is {self.settings.buffer}, {capacity} examples for {self.outputs_of.size} classes: "
+                f"iCaRL needs one for each, give a larger --buffer"
+            )
         self.exemplars = torch.zeros(0)  # as stored, class by class in the order of herding
         self.places = torch.zeros(0, dtype=torch.int64)  # of their classes among the outputs
         self.means = torch.zeros(0)  # [O, F]
@@ -71,7 +84,7 @@ class Icarl(Dense):
 
     def end_task(self, task: Task) -> None:
         assert self.outline is not None
-        each = max(1, self.settings.capacity(self.outline.examples) // self.own.stop)
+        each = self.settings.capacity(self.outline.examples) // self.own.stop
         kept, places = self._shortened(each)
         for label in range(task.train.classes):
             index = (task.train.labels == label).nonzero().view(-1)
@@ -103,9 +116,8 @@ class Icarl(Dense):
         """Per class the mean of its exemplars' features, under the network as it is now."""
         pieces = [self.network.features(data.shown(part)).float() for part in torch.split(self.exemplars, BATCH)]
         features = functional.normalize(torch.cat(pieces))
-        means = features.new_zeros(self.outputs_of.size, features.shape[1])
-        means.index_add_(0, self.places, features)
-        return functional.normalize(means)
+        of_class = functional.one_hot(self.places, self.outputs_of.size).to(features.dtype)
+        return functional.normalize(of_class.T @ features)
 
     def storage(self) -> dict[str, int]:
         return super().storage() | {"memory_bits": bits([self.exemplars, self.places])}

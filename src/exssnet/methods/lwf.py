@@ -57,7 +57,7 @@ class LearningWithoutForgetting(Dense):
     def earlier(self) -> list[slice]:
         """The outputs to hold: each earlier task's, or all of them together where they are trained together."""
         own = self.outputs_of.slices[: len(self.tasks)]
-        return own if self.head == "task" else [slice(0, own[-1].stop)]
+        return own if self.head == "task" else [slice(0, max(outputs.stop for outputs in own))]
 
     def stored(self) -> Sequence[str]:
         return ()  # between tasks the teacher is the network itself

@@ -26,6 +26,8 @@ class Old(NamedTuple):
 class Memory:
     """A reservoir: of all examples that were ever added, each is in it with the same probability.
 
+    An example that is shown in every epoch is added in every epoch, as the published methods do it.
+
     Nothing here looks at values, so adding and drawing can be part of a captured step. What is not kept goes to a place
     behind the last one, where nobody reads it.
     """
@@ -75,13 +77,14 @@ class ReplaySettings(DenseSettings):
 
     def capacity(self, examples: int) -> int:
         """Places for so many examples of a stream."""
-        return int(self.buffer) if self.buffer >= 1 else max(1, round(self.buffer * examples))
+        return min(int(self.buffer), examples) if self.buffer >= 1 else max(1, round(self.buffer * examples))
 
 
 class Replay(Dense):
     """A dense network with a reservoir of examples that fills while tasks are learned."""
 
     settings_type: ClassVar[type[Any]] = ReplaySettings
+    remembers = True
     keeps_targets: ClassVar[bool] = False
 
     def __init__(
@@ -104,10 +107,9 @@ class Replay(Dense):
         targets = self.seen.detach() if self.keeps_targets else None
         self.memory.add(batch.data.examples(batch.index), batch.y + self.own.start, batch.generator, targets)
 
-    def recall(self, batch: Batch) -> Old | None:
-        """As many old examples as the batch has new ones; None while the first task is learned."""
-        if not self.tasks or self.memory is None:
-            return None
+    def recall(self, batch: Batch) -> Old:
+        """As many old examples as the batch has new ones; from the second task on."""
+        assert self.memory is not None
         return self.memory.draw(len(batch), batch.data, batch.generator)
 
     def buffers(self) -> dict[str, Tensor]:

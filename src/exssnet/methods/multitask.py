@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from exssnet.data.task import Task
+from exssnet.data.task import Data, Task
 from exssnet.data.tensors import TensorData, joined
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch
@@ -18,16 +18,23 @@ class Multitask(Dense):
     """Train one network on the examples of all tasks together: the bound for learning them in turn."""
 
     name = "multitask"
+    joint = True
+    remembers = True
 
     def together(self, tasks: Sequence[Task]) -> Task:
         """All tasks as one, whose labels are places among the outputs."""
-        parts = [task.train for task in tasks if isinstance(task.train, TensorData)]
-        if len(parts) < len(tasks):
-            raise InputError("multitask joins the tasks' examples: it needs data in memory")
         self._names = [task.name for task in tasks]
-        places = zip(tasks, self.outputs_of.slices, strict=True)
-        labels = [task.train.labels + own.start for task, own in places]
-        return replace(tasks[-1], name="all", train=joined(parts, labels, self.outputs_of.size), validation=None)
+        held = [task.validation for task in tasks if task.validation is not None]
+        validation = self._joined(held) if held else None
+        return replace(tasks[-1], name="all", train=self._joined([task.train for task in tasks]), validation=validation)
+
+    def _joined(self, parts: Sequence[Data]) -> TensorData:
+        in_memory = [part for part in parts if isinstance(part, TensorData)]
+        if len(in_memory) < len(parts):
+            raise InputError("multitask joins the tasks' examples: it needs data in memory")
+        places = zip(parts, self.outputs_of.slices, strict=True)
+        labels = [part.labels + own.start for part, own in places]
+        return joined(in_memory, labels, self.outputs_of.size)
 
     def loss(self, batch: Batch) -> Tensor:
         outputs = self.network.run(batch.x, training=True)

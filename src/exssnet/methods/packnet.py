@@ -44,6 +44,11 @@ class PackNet(Isolated):
     settings: PackNetSettings
 
     @staticmethod
+    def share_out(epochs: int) -> dict[str, int]:
+        retrain = max(epochs // 3, 1)
+        return {"epochs": max(epochs - retrain, 1), "retrain_epochs": retrain}
+
+    @staticmethod
     def planned_epochs(settings: PackNetSettings) -> int:
         return settings.epochs + settings.retrain_epochs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,9 @@ class SynapticIntelligence(Dense):
         self.place.copy_(weights.detach())
         self.slope.copy_(weights.grad)  # of the task's loss alone
         weights.grad += 2 * self.settings.strength * self.importance * (weights.detach() - self.anchor)
+
+    def stored(self) -> Sequence[str]:
+        return ("importance",)  # between tasks the anchor is the network itself
 
     def _walk(self) -> None:
         self.path -= self.slope * (self.network.weights.detach() - self.place)

@@ -63,6 +63,10 @@ class SupSup(Isolated):
         self.scores: dict[str, Tensor] = {}  # raw scores of finished tasks, kept if they are what is lent
 
     @staticmethod
+    def share_out(epochs: int) -> dict[str, int]:
+        return {"mask_epochs": epochs}
+
+    @staticmethod
     def planned_epochs(settings: MaskSettings) -> int:
         return settings.mask_epochs
 
