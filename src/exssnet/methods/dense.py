@@ -40,7 +40,7 @@ class Dense(Method):
     settings_type: ClassVar[type[Any]] = DenseSettings
     heads: ClassVar[tuple[str, ...]] = HEADS
     keeps: ClassVar[tuple[str, ...]] = ()  # attributes, tensors or dicts of them, that are part of the state
-    moves: ClassVar[tuple[str, ...]] = ()  # those of them that change in every step, in place
+    moves: ClassVar[tuple[str, ...]] = ()  # attributes that change in every step, in place
 
     def __init__(
         self, module: nn.Module, settings: Any, seed: int, head: str = "task", outline: Outline | None = None
@@ -82,9 +82,13 @@ class Dense(Method):
     def new_loss(self, batch: Batch) -> Tensor:
         """The loss on the new examples; leaves all outputs [B, O] in `self.seen`."""
         self.seen = self.network.run(batch.x, training=True)
-        batch.logits = self.seen[:, self.own]
+        return self.loss_of(self.seen, batch)
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The loss on the new examples, from all outputs [B, O]."""
+        batch.logits = outputs[:, self.own]
         trained = self.outputs_of.trained(len(self.tasks))
-        return cross_entropy(self.seen[:, trained], batch.y + (self.own.start - trained.start))
+        return cross_entropy(outputs[:, trained], batch.y + (self.own.start - trained.start))
 
     def old_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss on examples of any task, from all outputs [B, O]; labels are places among the outputs."""

@@ -21,7 +21,7 @@ NUMBERS = 2**22  # of the inputs in a batch: what a network remembers of them fo
 class EwcSettings(DenseSettings):
     """`strength` weighs the penalty; `gamma` is what is left of the old importance after each task."""
 
-    strength: float = 100.0
+    strength: float = 10_000.0
     gamma: float = 1.0
 
     def __post_init__(self) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from exssnet.core.execution import Execution
 from exssnet.core.gated import Gate, freedom, gated
-from exssnet.core.loss import cross_entropy
 from exssnet.data.task import Outline, Task
 from exssnet.methods.base import Batch, Phase, bits, check_positive
 from exssnet.methods.dense import Dense, DenseSettings
@@ -78,12 +77,6 @@ class GatedDense(Dense):
     def outputs_with(self, batch: Batch, gates: Mapping[str, Tensor]) -> Tensor:
         """What the network gives for new examples under these gates."""
         return self.network.run(batch.x, training=True, buffers={**self.network.buffers, **gates})
-
-    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The loss on the new examples."""
-        batch.logits = outputs[:, self.own]
-        trained = self.outputs_of.trained(len(self.tasks))
-        return cross_entropy(outputs[:, trained], batch.y + (self.own.start - trained.start))
 
     def hold(self) -> None:
         """Of the optimizer's last step, let each weight keep what it is free to move; a second call changes nothing.

@@ -18,7 +18,7 @@ from exssnet.methods.dense import Dense, DenseSettings
 class SiSettings(DenseSettings):
     """`strength` weighs the penalty; `damping` is added to a weight's squared way before dividing by it."""
 
-    strength: float = 1.0
+    strength: float = 100.0
     damping: float = 0.1
 
     def __post_init__(self) -> None:
