@@ -15,10 +15,11 @@ from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
 from exssnet.core import reference
 from exssnet.core.execution import CPU, PLAIN, Execution
-from exssnet.core.isolation import OwnSubnetwork, ThresholdSubnetwork, WinningSubnetwork, largest_free
+from exssnet.core.isolation import ThresholdSubnetwork, WinningSubnetwork, largest_free
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection_cpu import BandSelector
+from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.errors import InputError
 from exssnet.experiments.benchmarks import recipe, recipes
 from exssnet.experiments.config import knows, resolve

@@ -1,7 +1,7 @@
 """Subnetworks of the methods that give a task weights of its own: PackNet, Piggyback, winning subnetworks.
 
-Like those of `subnetwork.py` they hold the weights of earlier tasks outside `parameters()`. `OwnSubnetwork` is the kind
-that a task is committed from; the others end in one.
+Like those of `subnetwork.py` they hold the weights of earlier tasks outside `parameters()`, and end in an
+`OwnSubnetwork`, which a task is committed from.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from exssnet.core.layout import Layout
-from exssnet.core.network import LearnedTask, MaskedNetwork
-from exssnet.core.selection import keep_only, masked_weights
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.selection import masked_weights
 from exssnet.core.selection_cpu import CpuSelector
-from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork
+from exssnet.core.subnetwork import OwnSubnetwork, ScoredSubnetwork, Subnetwork
 
 
 def largest_free(weights: Tensor, free: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:
@@ -23,60 +23,6 @@ def largest_free(weights: Tensor, free: Tensor, layout: Layout, keep: tuple[int,
     for part, piece, count in zip(layout.slices(chosen), layout.slices(magnitude), keep, strict=True):
         part[piece.argsort(descending=True, stable=True)[:count]] = True
     return chosen & free
-
-
-class OwnSubnetwork(Subnetwork):
-    """The mask is fixed; of its weights, those at `index` are learned, from `values` on."""
-
-    def __init__(
-        self, network: MaskedNetwork, task: str, classes: int, own: dict[str, Tensor], mask: Tensor, index: Tensor,
-        values: Tensor,
-    ) -> None:  # fmt: skip
-        super().__init__(network, task, classes, own)
-        self._mask, self.index = mask, index
-        self.values = values.detach().clone().requires_grad_()
-        self._dtype = network.execution.autocast or network.weights.dtype
-        self._fixed = network.arrangement(keep_only(network.weights, mask)).to(self._dtype)
-        self._places = network.arrangement.places[index]
-
-    @classmethod
-    def dense(cls, network: MaskedNetwork, task: str, classes: int) -> OwnSubnetwork:
-        """All weights run, and those that no task uses yet are learned."""
-        network.check_new(task, classes)
-        index = (~network.bank.used).nonzero().view(-1)
-        every = torch.ones_like(network.bank.used)
-        own = network.start_private(task, classes)
-        return cls(network, task, classes, own, every, index, network.weights[index])
-
-    def pruned(self, kept: Tensor) -> OwnSubnetwork:
-        """The same with only these of its learned weights; what it did not learn stays."""
-        learned = torch.zeros_like(kept)
-        learned[self.index] = True
-        chosen = kept[self.index]
-        mask = self._mask & (kept | ~learned)
-        return OwnSubnetwork(
-            self.network, self.task, self.classes, self.own, mask, self.index[chosen], self.values[chosen]
-        )
-
-    def weights(self) -> Tensor:
-        """The shared weights with the learned values among them."""
-        return self.network.weights.index_put((self.index,), self.values.detach())
-
-    def arranged(self) -> Tensor:
-        return self._fixed.index_put((self._places,), self.values.to(self._dtype))
-
-    def mask(self) -> Tensor:
-        return self._mask
-
-    def _learned(self) -> Tensor:
-        return self.values
-
-    def parameters(self) -> list[Tensor]:
-        return [parameter for parameter in super().parameters() if parameter.numel()]  # none where all are used
-
-    def commit(self) -> LearnedTask:
-        """Add the task, as it is now, to the network for good."""
-        return self.network.commit(self.task, self.classes, self._mask, self.index, self.values, self.own)
 
 
 class ThresholdSubnetwork(Subnetwork):

@@ -86,21 +86,42 @@ class ScoredSubnetwork(Subnetwork):
         return self.scores
 
 
-class WeightSubnetwork(Subnetwork):
-    """Phase 2: the mask is fixed; of its weights, those in `trainable` are learned."""
+class OwnSubnetwork(Subnetwork):
+    """The mask is fixed; of its weights, those at `index` are learned, from `values` on."""
 
-    def __init__(self, scored: ScoredSubnetwork, trainable: Tensor | None) -> None:
-        super().__init__(scored.network, scored.task, scored.classes, scored.own)
-        self._mask = scored.mask()
-        counts = [int(piece.count_nonzero()) for piece in self.network.layout.slices(self._mask)]
-        if counts != list(self.network.keep):
-            raise InputError(f"the scores of task '{self.task}' are no numbers any more: lower the learning rate")
-        self._dtype = self.network.execution.autocast or self.network.weights.dtype
-        self._fixed = self.network.arrangement(keep_only(self.network.weights, self._mask)).to(self._dtype)
-        nothing = torch.zeros(0, dtype=torch.int64, device=self._mask.device)
-        self.index = nothing if trainable is None else (trainable & self._mask).nonzero().view(-1)
-        self._places = self.network.arrangement.places[self.index]
-        self.values = self.network.weights[self.index].clone().requires_grad_()
+    def __init__(
+        self, network: MaskedNetwork, task: str, classes: int, own: dict[str, Tensor], mask: Tensor, index: Tensor,
+        values: Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__(network, task, classes, own)
+        self._mask, self.index = mask, index
+        self.values = values.detach().clone().requires_grad_()
+        self._dtype = network.execution.autocast or network.weights.dtype
+        self._fixed = network.arrangement(keep_only(network.weights, mask)).to(self._dtype)
+        self._places = network.arrangement.places[index]
+
+    @classmethod
+    def dense(cls, network: MaskedNetwork, task: str, classes: int) -> OwnSubnetwork:
+        """All weights run, and those that no task uses yet are learned."""
+        network.check_new(task, classes)
+        index = (~network.bank.used).nonzero().view(-1)
+        every = torch.ones_like(network.bank.used)
+        own = network.start_private(task, classes)
+        return cls(network, task, classes, own, every, index, network.weights[index])
+
+    def pruned(self, kept: Tensor) -> OwnSubnetwork:
+        """The same with only these of its learned weights; what it did not learn stays."""
+        learned = torch.zeros_like(kept)
+        learned[self.index] = True
+        chosen = kept[self.index]
+        mask = self._mask & (kept | ~learned)
+        return OwnSubnetwork(
+            self.network, self.task, self.classes, self.own, mask, self.index[chosen], self.values[chosen]
+        )
+
+    def weights(self) -> Tensor:
+        """The shared weights with the learned values among them."""
+        return self.network.weights.index_put((self.index,), self.values.detach())
 
     def arranged(self) -> Tensor:
         return self._fixed.index_put((self._places,), self.values.to(self._dtype))
@@ -111,8 +132,24 @@ class WeightSubnetwork(Subnetwork):
     def _learned(self) -> Tensor:
         return self.values
 
+    def parameters(self) -> list[Tensor]:
+        return [parameter for parameter in super().parameters() if parameter.numel()]  # none where all are used
+
     def commit(self, *, lender: str | None = None, exclusive: bool = True) -> LearnedTask:
         """Add the task, as it is now, to the network for good."""
         return self.network.commit(
             self.task, self.classes, self._mask, self.index, self.values, self.own, lender=lender, exclusive=exclusive
         )
+
+
+class WeightSubnetwork(OwnSubnetwork):
+    """Phase 2: the mask is that of the scores; of its weights, those in `trainable` are learned."""
+
+    def __init__(self, scored: ScoredSubnetwork, trainable: Tensor | None) -> None:
+        network, mask = scored.network, scored.mask()
+        counts = [int(piece.count_nonzero()) for piece in network.layout.slices(mask)]
+        if counts != list(network.keep):
+            raise InputError(f"the scores of task '{scored.task}' are no numbers any more: lower the learning rate")
+        chosen = torch.zeros_like(mask) if trainable is None else trainable & mask
+        index = chosen.nonzero().view(-1)
+        super().__init__(network, scored.task, scored.classes, scored.own, mask, index, network.weights[index])

@@ -14,10 +14,11 @@ from torch.nn.functional import linear, relu
 from exssnet import randomness
 from exssnet.core.gated import Gate, GatedLayer, Hidden
 from exssnet.core.layout import Layer, Layout
-from exssnet.core.proof import Verification, combined_digest, tensor_digest
+from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.data.task import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch
+from exssnet.methods.dense import Proved
 from exssnet.methods.gates import GatedDense, GatedSettings
 
 TEMPERATURE = 2 / 3
@@ -91,7 +92,7 @@ class Watched(nn.Module):
         return torch.cat(found, 1)
 
 
-class ConditionalGates(GatedDense):
+class ConditionalGates(Proved, GatedDense):
     """Have a small network per task and layer choose the units for each example; freeze those a task ever uses.
 
     In training a gate is drawn: Gumbel-sigmoid, straight through. After a task every unit that opened for more than
@@ -109,7 +110,6 @@ class ConditionalGates(GatedDense):
         super().__init__(Watched(module), *arguments, **options)
         self.layers = [replace(layer, source=None) for layer in self.layers]  # a kernel is frozen as a whole
         self.gate_layout = _gate_layout(self.layers, self.settings.gate_units)
-        self._digests: dict[str, str] = {}
 
     def loss(self, batch: Batch) -> Tensor:
         self.hold()
@@ -131,7 +131,7 @@ class ConditionalGates(GatedDense):
         free = self.freedom(self.used, settled=True) > 0
         with torch.no_grad():
             self.network.weights.copy_(torch.where(free, self.network.start, self.network.weights))
-        self._digests[task.name] = self._digest(task.name)
+        self.digests[task.name] = self.digest(task.name)
 
     def relevance(self, data: Data) -> Tensor:
         """For what share of the examples each unit is open: [units]."""
@@ -164,24 +164,7 @@ class ConditionalGates(GatedDense):
             named |= {f"{layer.name}.noise": drawn, f"{layer.name}.allowed": kept}
         return named
 
-    # --- the proof -------------------------------------------------------------------------------------------
-
-    def verify(self) -> Verification | None:
-        changed = [(task, "network") for task in self.tasks if self._digest(task) != self._digests[task]]
-        return Verification(dict(self._digests), tuple(changed))
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = super().state()
-        return tensors, facts | {"digests": self._digests}
-
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        super().load_state(tensors, facts)
-        self._digests = dict(facts["digests"])
-        report = self.verify()
-        assert report is not None
-        report.require()
-
-    def _digest(self, task: str) -> str:
+    def digest(self, task: str) -> str:
         """Of all that a task computes with: the weights of the units it may open, and what is its own."""
         private = self.private_of(task)
         shared = self.freedom(private["allowed"].to(self.used), settled=True) == 0

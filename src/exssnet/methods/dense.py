@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -160,6 +161,34 @@ class Dense(Method):
 
     def _kept(self) -> dict[str, Kept]:
         return {name: getattr(self, name) for name in self.keeps}
+
+
+class Proved(Dense):
+    """A dense method whose tasks, once learned, do not change, and that shows it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.digests: dict[str, str] = {}  # of each task, as it was learned
+
+    @abstractmethod
+    def digest(self, task: str) -> str:
+        """Of all that a learned task computes with, as it is now."""
+
+    def verify(self) -> Verification | None:
+        return self._report()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = super().state()
+        return tensors, facts | {"digests": self.digests}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        super().load_state(tensors, facts)
+        self.digests = dict(facts["digests"])
+        self._report().require()
+
+    def _report(self) -> Verification:
+        changed = [(task, "network") for task in self.tasks if self.digest(task) != self.digests[task]]
+        return Verification(dict(self.digests), tuple(changed))
 
 
 def _flat(kept: Mapping[str, Kept]) -> dict[str, Tensor]:

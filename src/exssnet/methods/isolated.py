@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from exssnet.core.execution import Execution
-from exssnet.core.isolation import OwnSubnetwork
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import Verification
-from exssnet.core.subnetwork import Subnetwork
+from exssnet.core.subnetwork import OwnSubnetwork, Subnetwork
 from exssnet.data.task import Outline, Task
 from exssnet.methods.base import Method, bits
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exssnet.core.isolation import OwnSubnetwork, largest_free
+from exssnet.core.isolation import largest_free
+from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.task import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, check_positive

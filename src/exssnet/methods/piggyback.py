@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exssnet.core.isolation import OwnSubnetwork, ThresholdSubnetwork
+from exssnet.core.isolation import ThresholdSubnetwork
+from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.task import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, check_positive
