@@ -30,7 +30,11 @@ every_head = pytest.mark.parametrize(
 )
 gpu = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        pytest.mark.filterwarnings("default"),  # the compiler warns of its own
+    ],
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -63,6 +65,19 @@ class _Form:
             out = self.call(stand_in, x)
             if backward and out.requires_grad:
                 out.sum().backward()  # type: ignore[no-untyped-call]
+
+
+@cache
+def prepare_compiler() -> None:
+    """Import the compiler and start the processes that it compiles in, beside what this thread does next."""
+
+    def prepare() -> None:
+        import_module("torch._inductor.compile_fx")
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.wakeup()
+
+    threading.Thread(target=prepare, daemon=True).start()
 
 
 def _compiler_options() -> Options:

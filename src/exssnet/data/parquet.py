@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from exssnet.errors import DataError
+from exssnet.pixels import decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
-    from PIL.Image import Image
     from torch import Tensor
 
     from exssnet.data.registry import Source
 
-SMALL = 48 * 48  # pixels
 CHUNK = 256  # images per piece of work: enough that the threads seldom meet at the queue
 
 
@@ -32,51 +28,20 @@ def decode(files: list[Path], source: Source) -> tuple[Tensor, Tensor]:
     labels = [read_labels(file, source) for file in files]
     images = np.empty((sum(map(len, labels)), *source.shape), np.uint8)
     start = 0
-    for file, found in zip(files, labels, strict=True):
-        _decode_file(file, source, images[start : start + len(found)])
-        start += len(found)
+    with decoder(len(images), source.shape) as (decode_piece, threads), ThreadPoolExecutor(threads) as pool:
+
+        def put(file: Path, row: int, encoded: list[bytes | None], at: int) -> None:
+            images[at : at + len(encoded)] = decode_piece(encoded, source.shape, str(file), row)
+
+        for file, found in zip(files, labels, strict=True):
+            row = 0
+            for group in encoded_groups(file, source):
+                pieces = [(row + at, group[at : at + CHUNK]) for at in range(0, len(group), CHUNK)]
+                for piece in [pool.submit(put, file, first, encoded, start + first) for first, encoded in pieces]:
+                    piece.result()
+                row += len(group)
+            start += len(found)
     return torch.from_numpy(images), torch.cat(labels)
-
-
-def _decode_file(file: Path, source: Source, out: NDArray[np.uint8]) -> None:
-    def decode_chunk(first: int, encoded: list[bytes | None]) -> None:
-        for row, item in enumerate(encoded, first):
-            image = open_image(item, f"{file}, row {row}", "L" if source.shape[0] == 1 else "RGB")
-            out[row] = _pixels(image, source, f"{file}, row {row}")
-
-    # PIL lets go of the interpreter lock while it decodes. With small images that is the lesser part of the work, and
-    # two threads take longer than one.
-    small = source.shape[1] * source.shape[2] <= SMALL
-    with ThreadPoolExecutor(1 if small else os.cpu_count()) as pool:
-        row = 0
-        for group in encoded_groups(file, source):
-            pieces = range(0, len(group), CHUNK)
-            work = [pool.submit(decode_chunk, row + at, group[at : at + CHUNK]) for at in pieces]
-            for piece in work:
-                piece.result()
-            row += len(group)
-
-
-def open_image(encoded: bytes | None, where: str, mode: str) -> Image:
-    """One decoded image in a PIL mode (`L` or `RGB`)."""
-    from PIL import Image
-
-    if not encoded:
-        raise DataError(f"{where}: no image bytes; the file is not whole, fetch it again")
-    try:
-        return Image.open(BytesIO(encoded)).convert(mode)
-    except Exception as error:  # damaged bytes raise anything: OSError, SyntaxError, struct.error, ...
-        raise DataError(f"{where}: the image cannot be decoded ({error}); fetch the file again") from error
-
-
-def _pixels(image: Image, source: Source, where: str) -> NDArray[np.uint8]:
-    _, height, width = source.shape
-    if image.size != (width, height):
-        raise DataError(
-            f"{where}: the image has {image.width}×{image.height} pixels, {source.name} has {width}×{height}"
-        )
-    pixels = np.asarray(image)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def encoded_groups(file: Path, source: Source) -> Iterator[list[bytes | None]]:

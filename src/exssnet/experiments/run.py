@@ -16,6 +16,7 @@ from torch import Tensor
 
 from exssnet import randomness
 from exssnet.core.execution import CPU, CUDA, Execution
+from exssnet.core.runner import prepare_compiler
 from exssnet.data.task import Data, Outline, Stream, Task
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics
@@ -56,6 +57,8 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
     kind, _ = parse(config.method)
     settings = kind.settings_type(**config.settings)
     _train_settings(config)
+    if config.compile == "on":
+        prepare_compiler()
     stream = benchmarks.stream(config)
     classes = tuple(len(group) for group in stream.class_order)
     examples = sum(len(task.train) for task in stream) if hasattr(settings, "buffer") else 0

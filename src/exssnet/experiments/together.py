@@ -75,9 +75,12 @@ def each(
         return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
     import torch
 
+    from exssnet.core.runner import prepare_compiler
     from exssnet.experiments.benchmarks import stream
     from exssnet.experiments.run import computing
 
+    if any(config.compile == "on" for config in configs):
+        prepare_compiler()
     for config in configs:
         stream(config)[0].train.to(config.device)  # the shared copy of the data, before any stream reads it
         torch.cuda.synchronize(config.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exssnet.data.task import Data, Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Phase, check_positive
+from exssnet.methods.base import Batch, Phase, bits, check_positive
 from exssnet.methods.dense import Dense, DenseSettings
 
 
@@ -60,7 +60,9 @@ class Memory:
         return Old(data.shown(self.x[place], generator), self.labels[place], self.targets[place])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"x": self.x, "labels": self.labels, "targets": self.targets, "added": self.added}
+        """All but the place that nobody reads."""
+        whole = {"x": self.x, "labels": self.labels, "targets": self.targets}
+        return {name: tensor[:-1] for name, tensor in whole.items()} | {"added": self.added}
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,12 @@ class Replay(Dense):
         found = {n.removeprefix("memory."): t for n, t in tensors.items() if n.startswith("memory.")}
         if found:
             found = {name: tensor.to(self.network.device) for name, tensor in found.items()}
-            self.memory = Memory(len(found["x"]) - 1, found["x"][:1], found["targets"].shape[1])
+            self.memory = Memory(len(found["x"]), found["x"][:1], found["targets"].shape[1])
             for name, tensor in self.memory.tensors().items():
                 tensor.copy_(found[name])
 
     def storage(self) -> dict[str, int]:
         kept = 0
         if self.memory is not None:
-            one = sum(8 * t[0].numel() * t.element_size() for n, t in self.memory.tensors().items() if n != "added")
-            kept = one * self.memory.capacity
+            kept = bits(tensor for name, tensor in self.memory.tensors().items() if name != "added")
         return super().storage() | {"memory_bits": kept}
