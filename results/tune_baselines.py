@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -47,7 +48,14 @@ def main() -> None:
                 **settings_from_text(dict(zip(names[1:], rest, strict=True))))
         for method, *rest in tried
     ]  # fmt: skip
-    found = each(held_out, configs, [Listener() for _ in configs], how_many(options.together, configs))
+    named = {id(config): " ".join(combination) for config, combination in zip(configs, tried, strict=True)}
+
+    def one(config: RunConfig, listener: Listener) -> dict[str, Any]:
+        row = held_out(config, listener)
+        print(named[id(config)], *(f"{value:.2f}" for value in row.values()), file=sys.stderr, flush=True)
+        return row
+
+    found = each(one, configs, [Listener() for _ in configs], how_many(options.together, configs))
     print(f"{options.benchmark}, seed {options.seed}: held-out accuracy %")
     print(f"| {' | '.join([*names, 'when learned', 'at the end'])} |")
     print("| --- " * (len(names) + 2) + "|")

@@ -17,7 +17,7 @@ from exssnet.errors import DataError, InputError, RunError
 from exssnet.experiments.benchmarks import recipes
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import prepare, run
-from exssnet.train import Listener
+from exssnet.train import Listener, Trainer
 
 SHORT = {"mask_epochs": 2, "weight_epochs": 2, "tasks": 3}
 
@@ -367,3 +367,23 @@ def test_the_config_file_repeats_the_run(tmp_path):
     again = json.loads(done.stdout)
     assert again["accuracy_matrix"] == first["accuracy_matrix"]
     assert again["zero_forgetting"] == first["zero_forgetting"]
+
+
+def test_a_network_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    def fail(*_):
+        raise InternalTorchDynamoError("AssertionError: 2560 v.s. 40\n\nSet TORCHDYNAMO_VERBOSE=1")
+
+    monkeypatch.setattr(Trainer, "learn", fail)
+    with pytest.raises(RunError, match=r"^the network cannot be compiled \(AssertionError: 2560 v\.s\. 40\): give"):
+        run(resolve("split-digits", "exssnet", 0), tmp_path)
+
+
+def test_other_errors_stay_what_they_are(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(Trainer, "learn", fail)
+    with pytest.raises(RuntimeError, match=r"^something else$"):
+        run(resolve("split-digits", "exssnet", 0), tmp_path)

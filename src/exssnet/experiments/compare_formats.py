@@ -66,7 +66,7 @@ def _table(rows: Sequence[Row], above: Sequence[str], gap: int) -> Table:
         heading = "n" if name == "seeds" else name.replace(" (", "\n(")
         table.add_column(heading, justify="left" if name in LEFT else "right")
     for row, cell in zip(rows, cells, strict=True):
-        texts = {name: Text(cell[name].replace("-", "-\n") if name == "head" else cell[name]) for name in names}
+        texts = {name: Text(cell[name].removesuffix("-test") if name == "head" else cell[name]) for name in names}
         for setting in row.differs:
             texts["method"].append(f"\n {setting}", "dim")
         if row.best:
@@ -94,7 +94,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def _pipes(values: Iterable[str]) -> str:
-    return f"| {' | '.join(values)} |"
+    return re.sub(" +", " ", f"| {' | '.join(values)} |")  # columns are aligned where they are read
 
 
 def latex(rows: Sequence[Row]) -> str:

@@ -50,6 +50,11 @@ def run(
                 return record
         except torch.OutOfMemoryError as error:
             raise RunError("the GPU's memory is full: lower --together or --batch-size, or free the GPU") from error
+        except RuntimeError as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            raise RunError(f"the network cannot be compiled ({reason}): give --compile off") from error
 
 
 def prepare(config: RunConfig) -> tuple[Stream, Method]:
