@@ -1,6 +1,6 @@
 """Continual learning without forgetting: a task is a set of bits over shared weights."""
 
-from exssnet.errors import DataError, ExssnetError, ForgettingError, InputError, RunError
+from exssnet.errors import DataError, ExssnetError, ForgettingError, InputError, RunError, StoreError
 from exssnet.version import __version__
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "InputError",
     "Model",
     "RunError",
+    "StoreError",
     "__version__",
 ]
 

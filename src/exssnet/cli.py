@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exssnet import cli_model
 from exssnet.errors import ExssnetError, InputError
 from exssnet.version import __version__
 
@@ -292,3 +293,6 @@ def compare(
     from exssnet.experiments.compare_formats import FORMATS
 
     print(FORMATS[format](comparison.compare(comparison.read(runs or [Path("runs")]), against, sort)))
+
+
+app.add_typer(cli_model.app)

@@ -20,6 +20,10 @@ class RunError(ExssnetError):
     """A run folder cannot be written, resumed or read."""
 
 
+class StoreError(ExssnetError):
+    """A model directory cannot be read or written."""
+
+
 class ForgettingError(ExssnetError):
     """A task that was promised to stay as it was learned has changed."""
 

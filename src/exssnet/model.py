@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.network import LearnedTask
+from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.data.inputs import as_data, as_inputs, count_classes
 from exssnet.data.task import Data, Task
@@ -22,6 +23,7 @@ from exssnet.train.optimizers import OptimizerFactory
 
 if TYPE_CHECKING:
     from exssnet.data.inputs import Array, Examples
+    from exssnet.store.model import StoredModel
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,22 @@ class Model:
         )  # fmt: skip
         if device is not None:
             self.to(device)
+
+    @staticmethod
+    def create(path: str | Path, network: str | nn.Module = "resnet18", **options: Any) -> StoredModel:
+        """Make a model directory, to which tasks are added for years; see `exssnet.store.StoredModel.create`."""
+        from exssnet.store.model import StoredModel
+
+        return StoredModel.create(path, network, **options)
+
+    @staticmethod
+    def open(
+        path: str | Path, module: nn.Module | None = None, device: str | torch.device | None = None
+    ) -> StoredModel:
+        """Open a model directory; `module` is the network where it is one of your own."""
+        from exssnet.store.model import StoredModel
+
+        return StoredModel.open(path, module, device)
 
     def learn(
         self, name: str, train: Examples, epochs: tuple[int, int] = (15, 15), *,
@@ -129,6 +147,11 @@ class Model:
         """Accuracy in percent on labelled examples of a learned task."""
         data = as_data(examples, self._method.network.task(task).classes).to(self._method.network.device)
         return accuracy(lambda x: self._method.logits(x, task), data)
+
+    @property
+    def network(self) -> MaskedNetwork:
+        """The shared weights, masks and private tensors: for those who want the parts."""
+        return self._method.network
 
     @property
     def tasks(self) -> tuple[LearnedTask, ...]:

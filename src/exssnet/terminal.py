@@ -27,6 +27,12 @@ def progress(configs: Sequence[RunConfig], quiet: bool) -> Iterator[list[Listene
     if quiet or not console.is_terminal:
         yield [Listener() for _ in configs]
         return
+    with bars(console) as found:
+        yield [_Bar(found, config) for config in configs]
+
+
+def bars(console: Console) -> Progress:
+    """Bars that vanish when they are done: what, how far, `now`, time."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -35,8 +41,7 @@ def progress(configs: Sequence[RunConfig], quiet: bool) -> Iterator[list[Listene
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
-        yield [_Bar(bars, config) for config in configs]
+    return Progress(*columns, console=console, transient=True)
 
 
 class _Bar(Listener):

@@ -25,7 +25,7 @@ def unpack(packed: Tensor, size: int) -> Tensor:
 
 
 class Bank:
-    """An append-only list of masks over one vector of weights."""
+    """A list of masks over one vector of weights, in the order of the tasks."""
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.size = size
@@ -40,6 +40,9 @@ class Bank:
             raise InputError(f"a mask must be {self.size} bools, not {mask.dtype} of shape {tuple(mask.shape)}")
         self._packed.append(pack(mask))
         self.used |= mask
+
+    def remove(self, index: int) -> None:
+        self.load([packed for place, packed in enumerate(self._packed) if place != index])
 
     def mask(self, index: int) -> Tensor:
         return unpack(self._packed[index], self.size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,19 @@ def signed_constant(layout: Layout, seed: int) -> Tensor:
 
 def _signs(layer: Layer, draw: torch.Generator) -> Tensor:
     return torch.randint(0, 2, (layer.size,), generator=draw).float().mul_(2).sub_(1)
+
+
+def hashed_signs(layout: Layout, seed: int) -> Tensor:
+    """The same with signs that are bits of SHAKE-256 of the seed: they are this for every version of every library.
+
+    A stored model has no copy of its first weights and must find them again in ten years.
+    """
+    stream = hashlib.shake_256(f"exssnet weights {seed}".encode()).digest((layout.size + 7) // 8)
+    bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=layout.size, bitorder="little")
+    signs = torch.from_numpy(bits).float().mul_(2).sub_(1)
+    sizes = torch.tensor([layer.size for layer in layout.layers])
+    scale = torch.tensor([math.sqrt(2 / layer.fan_in) for layer in layout.layers], dtype=torch.float64).float()
+    return signs * scale.repeat_interleave(sizes)
 
 
 def fresh_scores(layout: Layout, seed: int, task: str) -> Tensor:

@@ -6,6 +6,8 @@ tasks in a bank, each task's private tensors, and everything frozen. The module 
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -23,7 +25,8 @@ from exssnet.core.runner import Runner
 from exssnet.core.selection import keep_counts, keep_only
 from exssnet.errors import ForgettingError, InputError
 
-INITS = ("signed", "keep")
+INITS = ("signed", "hashed", "keep")
+DRAWN = {"signed": initialise.signed_constant, "hashed": initialise.hashed_signs}
 ALL_TASKS = "(shared by all tasks)"
 STORED_CHECKS = 32  # earlier tasks whose stored bits and private tensors are checked after each task
 
@@ -40,13 +43,17 @@ class LearnedTask:
     digests: dict[str, str]  # per effective weight tensor and private tensor, as learned
     kept: str  # digest of what is stored for this task alone: mask bits and private tensors
     private: dict[str, Tensor] = field(repr=False)
+    apart: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    # `apart`: where in the vector of weights, and with which values, this task differs from the shared ones: a task
+    # that was learned elsewhere, on weights that are other tasks' here.
 
     @property
     def digest(self) -> str:
         return combined_digest(self.digests)
 
     def card(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "private"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("private", "apart")}
 
 
 class MaskedNetwork:
@@ -67,31 +74,40 @@ class MaskedNetwork:
             raise InputError(f"the module is a {type(module).__name__}: give a torch.nn.Module")
         if init not in INITS:
             raise InputError(f"init is '{init}': choose one of {', '.join(INITS)}")
-        self.density, self.seed = density, seed
+        self.seed = seed
         self.partition = partition(module, private, head, head_layer)
         self.layout = self.partition.masked
-        self.keep = keep_counts(self.layout, density)
+        self.set_density(density)
 
         parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
         given = self.layout.vector(parameters)
-        drawn = initialise.signed_constant(self.layout, seed).to(given)
-        self.weights = given if init == "keep" else drawn
+        self.weights = given if init == "keep" else DRAWN[init](self.layout, seed).to(given)
         self.frozen = {name: parameters[name] for name in self.partition.frozen}
         self.buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
         self.private_start = {name: parameters[name] for name in self.partition.private}
         self.outputs = len(parameters.get(f"{self.partition.head}.weight", ()))  # of the head; 0: tied to another layer
         self.runner = Runner(module, self.partition.still)
+        self.cache_bytes = 0  # of weights made ready to run beside those of the task asked for last
+        self._lock = threading.RLock()
 
         self.bank = Bank(self.layout.size, self.weights.device)
         self.tasks: dict[str, LearnedTask] = {}
         self._used_digests: dict[str, str] = {}
-        self._shared_digests = _digests(self.frozen | self.buffers)
+        self.seal()
         self.execute(PLAIN)
+
+    def set_density(self, density: float) -> None:
+        """The share of each layer's weights that the masks of new tasks keep."""
+        self.keep, self.density = keep_counts(self.layout, density), density
+
+    def seal(self) -> None:
+        """From now on what all tasks share has to stay as it is."""
+        self._shared_digests = _digests(self.frozen | self.buffers)
 
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
         self.arrangement = arrange(self.runner, self.layout, execution, self.weights.device)
-        self._arranged: tuple[str, Tensor] | None = None  # of the task asked for last
+        self._arranged: OrderedDict[str, Tensor] = OrderedDict()  # of the tasks asked for last
 
     @property
     def execution(self) -> Execution:
@@ -109,7 +125,7 @@ class MaskedNetwork:
         """Logits [B, classes] of the module under these weights by layer, as it runs with them, and own tensors."""
         tensors = self._tensors(layers, own, classes)
         fixed = {**self.frozen, **layers} if training else tensors
-        logits = self.runner.run(tensors, self._input(x), training=training, fixed=fixed)
+        logits = self.runner.run(tensors, self.input(x), training=training, fixed=fixed)
         if logits.ndim != 2 or logits.shape[1] != classes:
             raise InputError(
                 f"the module returns shape {tuple(logits.shape)} for a task of {classes} classes: it must return "
@@ -135,12 +151,16 @@ class MaskedNetwork:
 
     def features(self, x: Tensor, task: str) -> Tensor:
         """What the head layer sees under the task's subnetwork, flattened to [B, features]."""
-        learned = self.task(task)
-        tensors = self._tensors(self.layers(self.arranged(task)), learned.private, learned.classes)
         with torch.no_grad():
-            return self.runner.inputs_of(self.partition.head, tensors, self._input(x)).flatten(1)
+            return self.runner.inputs_of(self.partition.head, self.tensors(task), self.input(x)).flatten(1)
 
-    def _input(self, x: Tensor) -> Tensor:
+    def tensors(self, task: str) -> dict[str, Tensor]:
+        """All tensors of the module under a task, as it runs with them."""
+        learned = self.task(task)
+        return self._tensors(self.layers(self.arranged(task)), learned.private, learned.classes)
+
+    def input(self, x: Tensor) -> Tensor:
+        """In the weights' number type; indices, such as tokens, as they are."""
         return x.to(self.weights.dtype) if x.is_floating_point() else x
 
     def task(self, name: str) -> LearnedTask:
@@ -155,14 +175,26 @@ class MaskedNetwork:
 
     def arranged(self, task: str) -> Tensor:
         """The shared weights under the task's mask, as the module runs with them."""
-        last = self._arranged  # read once: another thread may ask for another task
-        if last is None or last[0] != task:
-            last = self._arranged = (task, self.arrangement(keep_only(self.weights, self.mask(task))))
-        return last[1]
+        with self._lock:  # several threads may ask
+            found = self._arranged.get(task)
+            if found is None:
+                found = self.arrangement(self._masked(task))
+                room = max(1, self.cache_bytes // max(1, found.numel() * found.element_size()))
+                while len(self._arranged) >= room:
+                    self._arranged.popitem(last=False)
+                self._arranged[task] = found
+            self._arranged.move_to_end(task)
+            return found
+
+    def _masked(self, task: str) -> Tensor:
+        """The vector of weights as the task sees it."""
+        masked = keep_only(self.weights, self.mask(task))
+        apart = self.tasks[task].apart
+        return masked if apart is None else masked.index_put((apart[0],), apart[1])
 
     def effective(self, task: str) -> dict[str, Tensor]:
         """The shared weights under the task's mask, by name: what is baked, and what the digests are of."""
-        return self.layout.tensors(keep_only(self.weights, self.mask(task)))
+        return self.layout.tensors(self._masked(task))
 
     def bake(self, task: str) -> nn.Module:
         """A plain module with this task's effective weights and private tensors, in evaluation mode."""
@@ -223,7 +255,7 @@ class MaskedNetwork:
         tensors, no training touches; so many tasks' are read again each time, in turn, and all of them by `verify`.
         """
         self.check_new(task, classes)
-        self._arranged = None
+        self._arranged.clear()
         self.weights[index] = values.detach()
         if exclusive:
             self._check_earlier()
@@ -234,6 +266,42 @@ class MaskedNetwork:
         self.tasks[task] = learned
         learned.digests = self._digests_of(task)
         learned.kept = self._kept(len(self.tasks) - 1, learned)
+        self._used_digests = self._digests_of_used()
+        return learned
+
+    def remove(self, task: str, first: Tensor) -> None:
+        """Take a task out. Weights that no other task reads get their first values back and are free again."""
+        self.task(task)
+        index = list(self.tasks).index(task)
+        mask = self.mask(task)
+        self.bank.remove(index)
+        del self.tasks[task]
+        self._arranged.clear()
+        alone = mask & ~self.bank.used
+        self.weights[alone] = first.to(self.weights)[alone]
+        self.verify().require()
+        self._used_digests = self._digests_of_used()
+
+    def adopt(
+        self, card: Mapping[str, Any], mask: Tensor, masked: Tensor, private: Mapping[str, Tensor]
+    ) -> LearnedTask:
+        """Add a task that was learned on another network with the same first weights; `masked` are its weights.
+
+        Where a weight of its mask is free here it becomes the task's own. Where it is another task's and has another
+        value here, the task keeps its own beside the shared one.
+        """
+        self.check_new(card["name"], card["classes"])
+        free = self.bank.free(mask)
+        self.weights[free] = masked[free]
+        apart = (mask & (self.weights != masked)).nonzero().view(-1)
+        overlap = self.bank.overlap(mask)
+        self.bank.add(mask)
+        self._arranged.clear()
+        learned = LearnedTask(**card, private=dict(private), apart=(apart, masked[apart]) if len(apart) else None)
+        learned.overlap, learned.trained_weights = overlap, int(free.count_nonzero())
+        self.tasks[learned.name] = learned
+        learned.kept = self._kept(len(self.tasks) - 1, learned)
+        self.verify().require()
         self._used_digests = self._digests_of_used()
         return learned
 
@@ -258,7 +326,7 @@ class MaskedNetwork:
 
     def _kept(self, index: int, learned: LearnedTask) -> str:
         own = [learned.private[name] for name in sorted(learned.private)]  # a checkpoint has them in another order
-        kept = [self.bank.packed(index), *own]
+        kept = [self.bank.packed(index), *own, *(learned.apart or ())]
         return tensor_digest(torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in kept]))
 
     def _check_earlier(self) -> None:
@@ -276,12 +344,15 @@ class MaskedNetwork:
     # --- moving and storing ------------------------------------------------------------------------------
 
     def to(self, device: str | torch.device) -> MaskedNetwork:
-        self._arranged = None
+        self._arranged.clear()
         self.weights = self.weights.to(device)
         self.bank.to(device)
         self.arrangement.to(device)
         for group in (self.frozen, self.buffers, self.private_start, *(t.private for t in self.tasks.values())):
             group.update({name: tensor.to(device) for name, tensor in group.items()})
+        for learned in self.tasks.values():
+            if learned.apart is not None:
+                learned.apart = (learned.apart[0].to(device), learned.apart[1].to(device))
         return self
 
     def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -290,18 +361,23 @@ class MaskedNetwork:
         for index, learned in enumerate(self.tasks.values()):
             tensors[f"task.{index}.mask"] = self.bank.packed(index)
             tensors |= {f"task.{index}.private.{name}": tensor for name, tensor in learned.private.items()}
+            if learned.apart is not None:
+                tensors |= {f"task.{index}.apart.{i}": tensor for i, tensor in enumerate(learned.apart)}
         return tensors, [learned.card() for learned in self.tasks.values()]
 
     def load_state(self, tensors: Mapping[str, Tensor], cards: list[dict[str, Any]]) -> None:
         """Take over what `state` gave, on a network built the same way. The caller verifies it."""
-        self._arranged = None
+        self._arranged.clear()
         self.weights = tensors["weights"].to(self.device).clone()
         self.bank.load([tensors[f"task.{index}.mask"] for index in range(len(cards))])
         self.tasks = {}
         for index, card in enumerate(cards):
             prefix = f"task.{index}.private."
             private = {n.removeprefix(prefix): t.to(self.device) for n, t in tensors.items() if n.startswith(prefix)}
-            self.tasks[card["name"]] = LearnedTask(**card, private=private)
+            places = tensors.get(f"task.{index}.apart.0")
+            values = tensors.get(f"task.{index}.apart.1")
+            apart = None if places is None or values is None else (places.to(self.device), values.to(self.device))
+            self.tasks[card["name"]] = LearnedTask(**card, private=private, apart=apart)
         self._used_digests = self._digests_of_used()
 
 

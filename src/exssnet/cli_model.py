@@ -1,0 +1,298 @@
+"""The verbs for a model directory: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from exssnet.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from exssnet.data.files import Labelled
+    from exssnet.store.model import StoredModel
+
+app = typer.Typer()
+AUTO = "auto"
+
+Where = Annotated[Path, typer.Argument(metavar="MODEL", help="The model directory.")]
+Task = Annotated[str, typer.Option("--task", help="The task's name.")]
+Own = Annotated[
+    str | None, typer.Option("--network", help="package.module:factory, where the network is one of your own.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...", show_default="cpu")]
+Label = Annotated[str | None, typer.Option(help="The column with the labels, of a .csv or .parquet.")]
+Labels = Annotated[Path | None, typer.Option(help="The labels of a .npy, in a second one.")]
+MODEL = "A new model"
+PANEL = "Model directories"
+
+
+class Export(StrEnum):
+    """What `exssnet export` can write."""
+
+    TORCH = "torch"
+    ONNX = "onnx"
+    MODEL = "model"
+
+
+class Rule(StrEnum):
+    """How a task is found for inputs that do not say theirs."""
+
+    CONFIDENT = "confident"
+    ONE_SHOT = "one-shot"
+    BINARY = "binary"
+
+
+@app.command(rich_help_panel=PANEL)
+def learn(
+    path: Where,
+    task: Task,
+    data: Annotated[Path, typer.Option(help="A folder with a sub-folder per class; .parquet, .npz, .npy or .csv.")],
+    label: Label = None,
+    labels: Labels = None,
+    epochs: Annotated[int, typer.Option(help="Epochs, half of them for the mask.")] = 30,
+    lr: Annotated[float, typer.Option(help="Learning rate of the mask.")] = 0.01,
+    weight_lr: Annotated[float, typer.Option(help="Learning rate of the weights.")] = 0.003,
+    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = 64,
+    optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd.")] = "adam",
+    weight_decay: Annotated[float | None, typer.Option(help="The optimizer's decay.", show_default="its own")] = None,
+    held_out: Annotated[float, typer.Option(help="Share that is kept to measure the accuracy.")] = 0.1,
+    density: Annotated[
+        float | None, typer.Option(help="Share of weights the mask keeps.", show_default="the model's, 0.1")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="A name of `exssnet list models`, or package.module:factory.", rich_help_panel=MODEL),
+    ] = None,
+    width: Annotated[float | None, typer.Option(help="The network's width.", rich_help_panel=MODEL)] = None,
+    shape: Annotated[str | None, typer.Option("--input", help="What it takes: 3,32,32.", rich_help_panel=MODEL)] = None,
+    method: Annotated[str, typer.Option(help="exssnet or supsup, with +kkt or not.", rich_help_panel=MODEL)] = (
+        "exssnet+kkt"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the first weights.", rich_help_panel=MODEL)] = 0,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a task from your own files; the first one makes the directory."""
+    from exssnet import terminal_model
+    from exssnet.store.model import StoredModel, check_name
+    from exssnet.store.plan import running_low
+
+    check_name(task)
+    if epochs < 1:
+        raise InputError(f"epochs is {epochs}: give at least 1")
+    module = _imported(network)
+    if (path / "manifest.json").exists():
+        model = StoredModel.open(path, module, device)
+        if any(value is not None for value in (width, shape)) or (network is not None and module is None):
+            raise InputError(f"{path} has its network: --network, --width and --input are for a new model")
+        found = _read(model.base.input, data, label, labels)
+    else:
+        found = _read(_numbers(shape), data, label, labels)
+        takes = tuple(found.inputs.shape[1:])
+        chosen = module if module is not None else network or _fitting(takes)
+        model = StoredModel.create(
+            path, chosen, takes, density=density or 0.1, seed=seed, method=method, width=width, device=device
+        )
+    with terminal_model.progress(task, epochs, quiet=as_json) as listener:
+        learned = model.learn(
+            task, found, epochs=(epochs - epochs // 2, epochs // 2), lr=lr, weight_lr=weight_lr, density=density,
+            batch_size=batch_size, optimizer=optimizer, weight_decay=weight_decay, held_out=held_out, listener=listener,
+        )  # fmt: skip
+    terminal_model.print_learned(model, learned, as_json)
+    warning = running_low(model.model.network)
+    if warning:
+        print(f"exssnet: {warning}", file=sys.stderr)
+
+
+def _read(shape: tuple[int, ...] | None, data: Path, label: str | None, labels: Path | None) -> Labelled:
+    from exssnet.data.files import read_labelled
+
+    return read_labelled(data, shape, label=label, labels=labels)
+
+
+def _fitting(shape: tuple[int, ...]) -> str:
+    """A network for inputs of this shape: convolutions where there is something to see."""
+    return "resnet18" if len(shape) == 3 and (shape[0] == 3 or shape[1] > 28) else "lenet-300-100"
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise InputError(f"input is '{text}': give whole numbers with commas, for example 3,32,32") from None
+
+
+def _imported(network: str | None) -> nn.Module | None:
+    """The user's own module, if they name one: package.module:factory."""
+    if network is None or ":" not in network:
+        return None
+    from importlib import import_module
+
+    from torch import nn
+
+    place, _, factory = network.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = getattr(import_module(place), factory)()
+    except Exception as error:
+        raise InputError(f"network {network} cannot be made: {type(error).__name__} {error}") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"network {network} gives a {type(module).__name__}: it must give a torch.nn.Module")
+    return module
+
+
+def _open(path: Path, network: str | None = None, device: str | None = None) -> StoredModel:
+    from exssnet.store.model import StoredModel
+
+    if network is not None and ":" not in network:
+        raise InputError(
+            f"network is '{network}': give package.module:factory; built-in networks are known by the model"
+        )
+    return StoredModel.open(path, _imported(network), device)
+
+
+@app.command(rich_help_panel=PANEL)
+def tasks(path: Where, as_json: AsJson = False) -> None:
+    """List the tasks: classes, accuracy, lender, overlap, trained weights, bytes, date."""
+    from exssnet import terminal_model
+
+    terminal_model.print_tasks(_open(path), as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def show(path: Where, task: Annotated[str | None, typer.Option("--task", help="One task.")] = None) -> None:
+    """Print all that is known of the model, or of one task, as JSON."""
+    model = _open(path)
+    found: dict[str, Any] = dict(model.task(task).card) if task else model.told()
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+
+
+@app.command(rich_help_panel=PANEL)
+def predict(
+    path: Where,
+    inputs: Annotated[list[Path], typer.Argument(help="Images, or a .npy, .npz, .csv or .parquet.")],
+    task: Annotated[str, typer.Option("--task", help="Its name, or auto.")],
+    rule: Annotated[Rule, typer.Option(help="With --task auto: how the task is found.")] = Rule.CONFIDENT,
+    network: Own = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what inputs are, with probabilities; --task auto finds the task too."""
+    from exssnet import terminal_model
+    from exssnet.store.ask import answers
+
+    terminal_model.print_answers(answers(_open(path, network, device), inputs, task, rule), as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def evaluate(
+    path: Where,
+    task: Annotated[str, typer.Option("--task", help="Its name, or auto.")],
+    data: Annotated[
+        list[str], typer.Option(help="Labelled files as for learn; with --task auto TASK=FILES, repeated.")
+    ],
+    label: Label = None,
+    labels: Labels = None,
+    rule: Annotated[Rule, typer.Option(help="With --task auto: how the task is found.")] = Rule.CONFIDENT,
+    network: Own = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a task on labelled files; --task auto measures how well tasks are told apart as well."""
+    from exssnet import terminal_model
+    from exssnet.store.ask import evaluate_routed
+
+    model = _open(path, network, device)
+    if task != AUTO:
+        if len(data) != 1:
+            raise InputError("give --data once, or --task auto with --data TASK=FILES for every task")
+        found = {task: {"accuracy": model.evaluate(data[0], task, label=label, labels=labels)}}
+    else:
+        pairs = [entry.partition("=") for entry in data]
+        if not all(files for _, _, files in pairs):
+            raise InputError("with --task auto write --data TASK=FILES, for example --data animals=animals/")
+        found = evaluate_routed(model, {name: Path(files) for name, _, files in pairs}, rule, label)
+    terminal_model.print_accuracies(found, as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def verify(path: Where, network: Own = None, as_json: AsJson = False) -> None:
+    """Check every byte of every file, and every task against the digest it was learned with."""
+    from exssnet import terminal_model
+    from exssnet.store.folder import Folder
+    from exssnet.store.verify import verify as check
+
+    report = check(Folder(path), _imported(network))
+    terminal_model.print_report(report, path, as_json)
+    if not report.verified:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=PANEL)
+def plan(
+    path: Where,
+    tasks: Annotated[int, typer.Option(help="So many more.")] = 10,
+    density: Annotated[float | None, typer.Option(help="Of their masks.", show_default="the model's")] = None,
+    network: Own = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is free, and what more tasks will leave and cost."""
+    from exssnet import terminal_model
+
+    terminal_model.print_plan(_open(path, network).plan(tasks, density), as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help="The new name.")]) -> None:
+    """Give a task another name."""
+    _open(path).rename(task, to)
+    print(f"{task} is now {to}")
+
+
+@app.command(rich_help_panel=PANEL)
+def remove(path: Where, task: Task, network: Own = None) -> None:
+    """Take a task out; weights that no other task reads become free."""
+    freed = _open(path, network).remove(task)
+    print(f"removed {task}: {freed:,} weights are free again; all other tasks verified unchanged")
+
+
+@app.command(rich_help_panel=PANEL)
+def rollback(path: Where) -> None:
+    """Undo the last change."""
+    print(f"undone: {_open(path).rollback()}")
+
+
+@app.command(rich_help_panel=PANEL)
+def export(
+    path: Where,
+    task: Task,
+    out: Annotated[Path, typer.Option(help="The file, or the directory, to write.")],
+    format: Annotated[Export, typer.Option(help="A state_dict, ONNX, or a directory.")] = Export.TORCH,
+    network: Own = None,
+) -> None:
+    """Write one task on its own."""
+    _open(path, network).export(task, out, format)
+    print(f"wrote {out}")
+
+
+@app.command("import", rich_help_panel=PANEL)
+def import_(
+    path: Where,
+    source: Annotated[Path, typer.Option("--from", help="A model directory with the same base.")],
+    task: Task,
+    name: Annotated[str | None, typer.Option("--as", help="Its name here.", show_default="the same")] = None,
+    network: Own = None,
+) -> None:
+    """Add a task from another model directory with the same base."""
+    _open(path, network).import_task(_open(source, network), task, name)
+    print(f"imported {name or task}; all tasks verified unchanged")

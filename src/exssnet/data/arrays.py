@@ -1,0 +1,138 @@
+"""A user's NumPy files: which array holds the inputs, which the labels, and how they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exssnet.data.inputs import read_examples
+from exssnet.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Arrays = dict[str, NDArray[Any]]
+
+INPUTS = frozenset({"x", "images", "image", "inputs", "input", "data", "features"})
+LABELS = frozenset({"y", "labels", "label", "targets", "target"})
+
+
+def labelled_arrays(
+    file: Path, labels: Path | None, label: str | None, shape: tuple[int, ...] | None
+) -> tuple[Tensor, list[Any]]:
+    """Inputs [N, ...] and labels, as they are written, of one .npz or two .npy files."""
+    if file.suffix.lower() == ".npy":
+        if labels is None:
+            raise InputError(f"{file}: has no labels; name a second .npy file that holds them (--labels)")
+        x, y, names = _only(file), _only(labels), (file.name, labels.name)
+    else:
+        arrays = _load(file)
+        names = _pair(file, arrays, label)
+        x, y = arrays[names[0]], arrays[names[1]]
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise DataError(f"{file}: the labels '{names[1]}' have shape {list(y.shape)}; give one for each input, as [N]")
+    if x.ndim == 0 or len(x) != len(y):
+        count = len(x) if x.ndim else "a single number"
+        raise DataError(f"{file}: inputs '{names[0]}' are {count}, labels '{names[1]}' {len(y)}; give one for each")
+    return _tensor(_arranged(x, shape, file), file), y.tolist()
+
+
+def unlabelled_arrays(file: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Inputs [N, *shape] of an .npz or .npy file, of the kind that was learned from."""
+    arrays = _load(file)
+    chosen = [name for name in arrays if len(arrays) == 1 or name.lower() in INPUTS]
+    if len(chosen) != 1:
+        raise DataError(f"{file}: which array holds the inputs? It has {_listed(arrays)}; name one of them x")
+    inputs = _tensor(_arranged(arrays[chosen[0]], shape, file), file)
+    found = str(inputs.dtype).removeprefix("torch.")
+    if found != dtype:
+        raise DataError(f"{file}: the inputs are {found}, but {dtype} was learned from; convert them")
+    return inputs
+
+
+def _pair(file: Path, arrays: Arrays, label: str | None) -> tuple[str, str]:
+    """The names of the inputs and the labels in an .npz."""
+    if label is not None and label not in arrays:
+        raise DataError(f"{file}: no array '{label}'; it has {_listed(arrays)}")
+    inputs = [name for name in arrays if name.lower() in INPUTS and name != label]
+    labels = [name for name in arrays if name.lower() in LABELS] if label is None else [label]
+    if len(inputs) == len(labels) == 1:
+        return inputs[0], labels[0]
+    if label is None:
+        labels = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iu"]
+    pairs = [
+        (x, y) for y in labels for x in arrays
+        if x != y and arrays[x].ndim > 1 and arrays[y].ndim > 0 and len(arrays[x]) == len(arrays[y])
+    ]  # fmt: skip
+    if len(pairs) != 1:
+        raise DataError(
+            f"{file}: which arrays are inputs and labels? It has {_listed(arrays)}; name them x and y, "
+            "or name the labels (--label)"
+        )
+    return pairs[0]
+
+
+def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) -> NDArray[Any]:
+    """Images as [N, C, H, W], also those that come channels last or grey without a channel; others as they are."""
+    have = array.shape[1:]
+    if shape is None:
+        if array.dtype != np.uint8 or array.ndim not in (3, 4):
+            return array
+        last = array.ndim == 4 and have[2] in (1, 3) and have[0] not in (1, 3)
+        shape = (1, *have) if array.ndim == 3 else (have[2], *have[:2]) if last else have
+    if have == shape:
+        return array
+    if (1, *have) == shape and array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4 and (have[2], *have[:2]) == shape:
+        return array.transpose(0, 3, 1, 2)
+    raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network takes [N, {_joined(shape)}]")
+
+
+def _tensor(array: NDArray[Any], file: Path) -> Tensor:
+    """uint8 and int64 as they are, floats in float32, all finite."""
+    try:
+        with np.errstate(over="ignore"):
+            return read_examples((array, np.zeros(len(array), np.int64)))[0]
+    except InputError as error:
+        raise DataError(f"{file}: {error}") from error
+
+
+def _only(file: Path) -> NDArray[Any]:
+    arrays = _load(file)
+    if list(arrays) != [""]:
+        raise DataError(f"{file}: holds several arrays; give a .npy file with one")
+    return arrays[""]
+
+
+def _load(file: Path) -> Arrays:
+    """The arrays of an .npz by name, or the one of a .npy under ''."""
+    try:
+        found = np.load(file, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {"": found}
+        with found:
+            arrays = {name: found[name] for name in found.files}
+    except Exception as error:  # damaged files raise anything: EOFError, BadZipFile, zlib.error, MemoryError, ...
+        if "pickle" in str(error):
+            raise DataError(
+                f"{file}: holds Python objects or is no NumPy file; objects are never unpickled, save numeric arrays"
+            ) from None
+        why = " ".join(str(error).split())
+        raise DataError(f"{file}: not readable as a NumPy file ({why}); save it again") from error
+    if not arrays:
+        raise DataError(f"{file}: holds no arrays; save inputs as x and labels as y")
+    return arrays
+
+
+def _listed(arrays: Arrays) -> str:
+    return ", ".join(f"{name} [{_joined(array.shape)}] of {array.dtype}" for name, array in arrays.items())
+
+
+def _joined(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))

@@ -1,0 +1,88 @@
+"""Labels as a user writes them (text, numbers, folder names) to class names in a settled order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exssnet.errors import DataError
+
+Where = Callable[[int], str]  # where the example of a row lies, for messages
+
+SHOWN = 10  # classes named in a message
+
+
+def label_names(written: Sequence[Any], own: list[str] | None, known: Sequence[str] | None, where: Where) -> list[str]:
+    """The class name of every example. `own` are the file's names for 0, 1, ...; `known` are kept as they are."""
+    if own is not None:
+        return [_own_name(value, own, where(row)) for row, value in enumerate(written)]
+    names = [_name(value, row, where) for row, value in enumerate(written)]
+    short = _without_fractions(set(names) - set(known or ()))
+    for row, name in enumerate(names):
+        if short.get(name, name) is None:
+            raise DataError(f"{where(row)}: label {name} is not a whole number; give names or whole numbers")
+    return [short.get(name) or name for name in names]
+
+
+def settle(
+    names: Sequence[str], own: list[str] | None, known: Sequence[str] | None, where: Where, path: Path
+) -> tuple[Tensor, list[str]]:
+    """Labels int64 [N] and the classes they number: the known ones, or else those of the file."""
+    classes = _classes(names, own, path) if known is None else list(known)
+    number = {name: at for at, name in enumerate(classes)}
+    for row, name in enumerate(names):
+        if name not in number:
+            listed = ", ".join(classes[:SHOWN]) + (", ..." if len(classes) > SHOWN else "")
+            raise DataError(f"{where(row)}: label '{name}' is none of the learned classes {listed}")
+    return torch.tensor([number[name] for name in names], dtype=torch.int64), classes
+
+
+def _classes(names: Sequence[str], own: list[str] | None, path: Path) -> list[str]:
+    """The file's own list, or the names that occur: numbers by size, text by name."""
+    distinct = set(names)
+    if len(distinct) < 2:
+        raise DataError(f"{path}: all labels are '{names[0]}'; a task needs at least two classes")
+    if own is not None:
+        return own
+    try:
+        return sorted(distinct, key=lambda name: (int(name), name))
+    except ValueError:
+        return sorted(distinct)
+
+
+def _own_name(value: Any, own: list[str], where: str) -> str:
+    if isinstance(value, str) and value in own:
+        return value
+    if not isinstance(value, int) or not 0 <= value < len(own):
+        raise DataError(f"{where}: label {value!r} is not in 0 to {len(own) - 1}, which the file has names for")
+    return own[value]
+
+
+def _name(value: Any, row: int, where: Where) -> str:
+    """One label as text; floats are left with their fraction."""
+    if isinstance(value, str | int | float):
+        text = str(value).strip()
+        if text:
+            return text
+    if value is None or value == "":
+        raise DataError(f"{where(row)}: the label is empty; fill it in or remove the row")
+    raise DataError(f"{where(row)}: the label {value!r} is a {type(value).__name__}; give text or whole numbers")
+
+
+def _without_fractions(names: set[str]) -> dict[str, str | None]:
+    """Where all names are numbers, `2.0` is called `2`, as elsewhere the same class may be; None: 2.5."""
+    short: dict[str, str | None] = {}
+    for name in names:
+        try:
+            number = float(name)
+        except ValueError:
+            return {}
+        if not number.is_integer():  # also NaN and infinity
+            short[name] = None
+        elif not name.lstrip("+-").isdecimal():
+            short[name] = str(int(number))
+    return short

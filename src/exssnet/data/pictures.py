@@ -1,0 +1,184 @@
+"""A user's image files, of any size and mode, brought to the one shape a network takes."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exssnet.errors import DataError, InputError
+from exssnet.pixels import MOST, SMALL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+# images all the same: to leave them out in silence would teach from a part of what the user gave
+FOREIGN = frozenset({".heic", ".heif", ".avif", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".psd"})
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # no EPS: PIL would start Ghostscript
+READABLE = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
+PARTS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"})
+
+MOST_PIXELS = 100_000_000
+UNSUSPECTED = 1_000_000  # pixels; below it no compression is worth a question
+MOST_PIXELS_PER_BYTE = 200  # photographs have fewer than 20
+GAP = 3  # how much larger than asked a cheap first reduction may leave an image: PIL calls it close to exact
+
+Encoded = Path | bytes | None  # None: a row of a table without bytes
+
+
+def class_folders(root: Path) -> list[Path]:
+    """The sub-folders of a folder, each one class, in order of name."""
+    with _listing(root):
+        found = sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
+    if not found:
+        raise DataError(f"{root}: no sub-folders; give a folder with one sub-folder of images for each class")
+    if all(item.name.lower() in PARTS for item in found):
+        names = ", ".join(item.name for item in found)
+        raise DataError(f"{root}: its sub-folders are parts of a data set ({names}), not classes; give {found[0]}")
+    return found
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images in a folder and in the folders inside it, in order of path; hidden ones are left out."""
+    found: list[Path] = []
+    with _listing(folder):
+        for place, folders, files in os.walk(folder, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in files:
+                suffix = os.path.splitext(name)[1].lower()
+                if name.startswith(".") or suffix not in SUFFIXES | FOREIGN:
+                    continue
+                if suffix in FOREIGN:
+                    raise DataError(f"{Path(place, name)}: {suffix} images cannot be read; convert it to JPEG or PNG")
+                found.append(Path(place, name))
+    if not found:
+        raise DataError(f"{folder}: no images; give {READABLE} files")
+    return sorted(found)
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """A network's input shape, if images can be brought to it."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise InputError(f"images cannot become inputs of shape {list(shape)}: it must be [1 or 3, height, width]")
+    return shape[0], shape[1], shape[2]
+
+
+def fit_all(images: Sequence[Encoded], places: Sequence[str], out: NDArray[np.uint8]) -> None:
+    """Decode images into `out`, uint8 [N, C, H, W]; messages call each by its place."""
+
+    def put(row: int) -> None:
+        out[row] = fit(images[row], places[row], image_shape(out.shape[1:]))
+
+    # PIL's remarks on odd metadata and large sizes say nothing a user could act on. The filter is set here and
+    # not in the threads, because all of them share it.
+    with warnings.catch_warnings(action="ignore"):
+        if not images or _small(images[0], places[0]):
+            for row in range(len(images)):
+                put(row)
+            return
+        with ThreadPoolExecutor(min(_cores(), MOST)) as pool:
+            for _ in pool.map(put, range(len(images))):  # in order, so the first bad image is the one reported
+                pass
+
+
+def fit(image: Encoded, where: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """One image, stretched to a shape [C, H, W]: upright, 8 bits deep, on white where it is transparent."""
+    from PIL import Image, ImageOps
+
+    channels, height, width = shape
+    with _opened(image, where) as opened:
+        opened.draft(None, (GAP * max(height, width),) * 2)  # JPEG decodes to a fraction of its size much faster
+        opened.load()
+        with suppress(Exception):  # an unreadable note of the camera does not make the picture unreadable
+            ImageOps.exif_transpose(opened, in_place=True)
+        plain = _plain(opened, where)
+        # before the colours are settled, because the small image costs less memory
+        small = plain.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=GAP)
+    if small.mode == "RGBA":
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
+    pixels = np.asarray(small.convert("L" if channels == 1 else "RGB"))
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
+
+
+@contextmanager
+def _opened(image: Encoded, where: str) -> Iterator[Image]:
+    """An image of which only the header is read and found harmless; whatever fails inside is put on its file."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not image:
+        raise DataError(f"{where}: no image bytes; the file is not whole, fetch it again")
+    try:
+        with open(image, "rb") if isinstance(image, Path) else BytesIO(image) as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            with Image.open(stream, formats=FORMATS) as opened:
+                _refuse_bombs(opened.width, opened.height, size, where)
+                yield opened
+    except DataError:
+        raise
+    except Image.DecompressionBombError:
+        raise DataError(f"{where}: the image has more than 100 million pixels; make it smaller") from None
+    except UnidentifiedImageError:
+        raise DataError(f"{where}: not an image that can be read; give {READABLE} files") from None
+    except Exception as error:  # damaged bytes raise anything: OSError, SyntaxError, struct.error, ...
+        why = " ".join(str(error).split())
+        raise DataError(f"{where}: the image cannot be read ({why}); repair or remove it") from error
+
+
+def _refuse_bombs(width: int, height: int, size: int, where: str) -> None:
+    """A few kilobytes can decode to gigabytes; the header tells before that happens."""
+    pixels = width * height
+    if pixels > MOST_PIXELS:
+        raise DataError(f"{where}: the image has {width}×{height} pixels, more than 100 million; make it smaller")
+    if pixels > UNSUSPECTED and pixels > MOST_PIXELS_PER_BYTE * size:
+        raise DataError(
+            f"{where}: {width}×{height} pixels in {size} bytes are more than a picture packs; make the image smaller"
+        )
+
+
+def _plain(image: Image, where: str) -> Image:
+    """An image in a mode that can be resized: L, RGB, or RGBA."""
+    from PIL import Image
+
+    # PIL cuts 16-bit grey off at 255 instead of scaling it; older releases open it in the 32-bit mode
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        deep = np.asarray(image).astype(np.int64).clip(0, 65535)
+        return Image.fromarray(((deep + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(f"{where}: 32-bit images have no fixed range; save it with 8 or 16 bits")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        return image.convert("RGBA")
+    if image.mode in ("L", "1"):
+        return image.convert("L")
+    return image.convert("RGB")
+
+
+def _small(image: Encoded, where: str) -> bool:
+    """Whether decoding is so short that a second thread would only wait for the interpreter lock."""
+    with _opened(image, where) as opened:
+        return opened.width * opened.height <= SMALL
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _listing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{error.filename or folder}: cannot be listed ({error.strerror})") from error
+
+
+def _raise(error: OSError) -> None:
+    raise error

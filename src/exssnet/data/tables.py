@@ -1,0 +1,262 @@
+"""A user's tables: numeric columns of .csv and .parquet files, the label column, and the hub's images in parquet.
+
+Places are named as other programs name them: lines of a .csv as an editor counts them, the header being line 1,
+and rows of a .parquet from 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exssnet.data.pictures import fit_all
+from exssnet.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The row number that pandas writes along: in a file sorted by class it would give the answer away.
+INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+BATCH = 1024  # encoded images in memory at a time
+NUMBERS_ONLY = "text is not supported yet; give numeric columns only, so encode this one or take it out"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers float32 [N, F], and what each row of the file is called."""
+
+    file: Path
+    columns: list[str]
+    values: Tensor
+    rows: Sequence[int]
+    word: str  # "line" or "row"
+    labels: list[Any]  # as they are written; empty where none were asked for
+    own: list[str] | None = None  # what the file's metadata calls labels 0, 1, ...
+
+    def where(self, row: int) -> str:
+        return f"{self.file}, {self.word} {self.rows[row]}"
+
+
+def read_table(file: Path, label: str | None, columns: Sequence[str] | None = None) -> Table:
+    """The given columns, or all but the label's and the row numbers of pandas."""
+    return (read_csv if file.suffix.lower() == ".csv" else read_parquet)(file, label, columns)
+
+
+def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Table:
+    """Rows after a header, separated by commas, semicolons or tabs."""
+    values, labels, lines = array("d"), [], []
+    with _csv_rows(file) as (header, reader):
+        label_at = None if label is None else _position(file, header, label)
+        columns = _features(file, header, label) if columns is None else list(columns)
+        positions = [_position(file, header, column) for column in columns]
+        for row in reader:
+            if len(row) != len(header):
+                if not "".join(row).strip():
+                    continue  # a blank line
+                raise DataError(
+                    f"{file}, line {reader.line_num}: {len(row)} cells, but the header has {len(header)} columns"
+                )
+            try:
+                values.extend([float(row[at]) for at in positions])
+            except ValueError:
+                raise _bad_cell(f"{file}, line {reader.line_num}", columns, [row[at] for at in positions]) from None
+            if label_at is not None:
+                labels.append(row[label_at])
+            lines.append(reader.line_num)
+    if not lines:
+        raise DataError(f"{file}: has no rows after its header; give at least one example")
+    numbers = _float32(np.frombuffer(values).reshape(len(lines), len(columns)))
+    table = Table(file, columns, torch.from_numpy(numbers), lines, "line", labels)
+    _check_finite(table)
+    return table
+
+
+def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -> Table:
+    """All row groups; whole numbers, floats and booleans are numbers, anything else is not."""
+    import pyarrow as pa
+
+    parquet = open_parquet(file)
+    names = parquet.schema_arrow.names
+    columns = _features(file, names, label) if columns is None else list(columns)
+    numbers = np.empty((parquet.metadata.num_rows, len(columns)), np.float32)
+    for at, column in enumerate(columns):
+        _position(file, names, column)
+        kind = parquet.schema_arrow.field(column).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise DataError(f"{file}, column '{column}': holds {kind}, {NUMBERS_ONLY}")
+        cells = _column(file, parquet, column)
+        if cells.null_count:
+            empty = int(np.flatnonzero(cells.is_null().to_numpy())[0])
+            raise DataError(f"{file}, row {empty}, column '{column}': is empty; fill it in or remove the row")
+        numbers[:, at] = _float32(cells.to_numpy())
+    labels, own = ([], None) if label is None else parquet_labels(file, label)
+    table = Table(file, columns, torch.from_numpy(numbers), range(len(numbers)), "row", labels, own)
+    _check_finite(table)
+    return table
+
+
+def parquet_labels(file: Path, label: str) -> tuple[list[Any], list[str] | None]:
+    """The label column as it is written, and the names that the hub's metadata gives to labels 0, 1, ..."""
+    parquet = open_parquet(file)
+    _position(file, parquet.schema_arrow.names, label)
+    own = [str(name) for name in _hub_features(parquet).get(label, {}).get("names") or []]
+    return _column(file, parquet, label).to_pylist(), own if own and len(set(own)) == len(own) else None
+
+
+def label_column(file: Path, label: str | None) -> str:
+    """The column that was named, or of a parquet the one its metadata calls labels, or `label`."""
+    if label is not None:
+        return label
+    if file.suffix.lower() == ".csv":
+        with _csv_rows(file) as (columns, _):
+            pass
+        marked = []
+    else:
+        parquet = open_parquet(file)
+        columns, features = parquet.schema_arrow.names, _hub_features(parquet)
+        marked = [name for name in columns if "names" in features.get(name, {})]
+        marked = marked or [name for name in columns if name == "label"]
+    if len(marked) != 1:
+        raise InputError(f"{file}: name the label column (--label), one of {', '.join(columns)}")
+    return str(marked[0])
+
+
+def image_column(file: Path) -> str | None:
+    """The column of a parquet that holds encoded images in the hub's layout, if there is one."""
+    import pyarrow as pa
+
+    for field in open_parquet(file).schema_arrow:
+        if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+            return str(field.name)
+    return None
+
+
+def parquet_images(file: Path, column: str, shape: tuple[int, int, int]) -> Tensor:
+    """The images of a parquet in the hub's layout, brought to a shape: uint8 [N, C, H, W]."""
+    parquet = open_parquet(file)
+    images = np.empty((parquet.metadata.num_rows, *shape), np.uint8)
+    start = 0
+    with _arrow(file):
+        for batch in parquet.iter_batches(BATCH, columns=[column]):
+            encoded = [item and item["bytes"] for item in batch.column(0).to_pylist()]
+            places = [f"{file}, row {start + row}" for row in range(len(encoded))]
+            fit_all(encoded, places, images[start : start + len(encoded)])
+            start += len(encoded)
+    return torch.from_numpy(images)
+
+
+def open_parquet(file: Path) -> Any:
+    """A `pyarrow.parquet.ParquetFile` (untyped) with at least one row."""
+    from pyarrow.parquet import ParquetFile
+
+    with _arrow(file):
+        parquet = ParquetFile(file)
+    if not parquet.metadata.num_rows:
+        raise DataError(f"{file}: has no rows; give at least one example")
+    _check_names(file, parquet.schema_arrow.names)
+    return parquet
+
+
+@contextmanager
+def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
+    """The header of a .csv, every name once, and a reader of the rows after it."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(",;\t", key=first.count))
+            header = [name.strip() for name in next(reader, [])]
+            if not any(header):
+                raise DataError(f"{file}: its first line is empty; give a header, then one line for each example")
+            _check_names(file, header)
+            yield header, reader
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: is not UTF-8 text ({error.reason}); save it as CSV in UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: not readable as CSV ({error})") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+@contextmanager
+def _arrow(file: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        why = " ".join(str(error).split())
+        raise DataError(f"{file}: not readable as parquet ({why}); save or fetch it again") from error
+
+
+def _column(file: Path, parquet: Any, name: str) -> Any:
+    with _arrow(file):
+        return parquet.read(columns=[name])[name]
+
+
+def _hub_features(parquet: Any) -> dict[str, dict[str, Any]]:
+    """What the hub's metadata says about each column."""
+    metadata = parquet.schema_arrow.metadata or {}
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _check_names(file: Path, columns: Sequence[str]) -> None:
+    twice = [name for name in columns if name and columns.count(name) > 1]
+    if twice:
+        raise DataError(f"{file}: column '{twice[0]}' is there more than once; give every column its own name")
+
+
+def _position(file: Path, columns: Sequence[str], wanted: str) -> int:
+    if wanted not in columns:
+        raise DataError(f"{file}: no column '{wanted}'; it has {', '.join(columns)}")
+    return columns.index(wanted)
+
+
+def _features(file: Path, columns: Iterable[str], label: str | None) -> list[str]:
+    features = [column for column in columns if column != label and not INDEX.fullmatch(column)]
+    if not features:
+        raise DataError(f"{file}: has no column besides the label '{label}'; give at least one numeric column")
+    return features
+
+
+def _bad_cell(where: str, columns: Sequence[str], cells: Sequence[str]) -> DataError:
+    """The error for the first cell that is not a number."""
+    for column, cell in zip(columns, cells, strict=True):
+        try:
+            float(cell)
+        except ValueError:
+            if not cell.strip():
+                return DataError(f"{where}, column '{column}': is empty; fill it in or remove the row")
+            shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
+            return DataError(f"{where}, column '{column}': {shown!r} is not a number, {NUMBERS_ONLY}")
+    raise AssertionError("every cell is a number")
+
+
+def _float32(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by its place
+        return numbers.astype(np.float32)
+
+
+def _check_finite(table: Table) -> None:
+    wrong = (~table.values.isfinite()).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise DataError(
+            f"{table.where(row)}, column '{table.columns[column]}': "
+            f"is {float(table.values[row, column])} in float32; fill it in or remove the row"
+        )

@@ -1,0 +1,141 @@
+"""The base of a model directory: the network and its first weights, before any task.
+
+A network that is built in costs a few words of JSON: its weights are made from the seed. For a module of the user's own
+one file holds what no seed can make again. Its code is never stored, and never imported because a directory names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.proof import combined_digest, tensor_digest
+from exssnet.errors import InputError, StoreError
+from exssnet.model import Model
+from exssnet.models import build, names
+
+HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size
+
+
+@dataclass(frozen=True)
+class Base:
+    """How a model is made. `network` is a built-in name, or None for a module that the caller passes."""
+
+    network: str | None
+    input: tuple[int, ...]
+    width: float | None
+    density: float
+    seed: int
+    method: str
+    init: str
+    private: tuple[str, ...]
+    head_layer: str | None
+    structure: str = ""  # digest of the names and shapes of all parameters
+    first: str = ""  # digest of the first weights and of all that tasks share
+
+    def json(self) -> dict[str, Any]:
+        found = asdict(self)
+        return found | {"input": list(self.input), "private": list(self.private)}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Base:
+        try:
+            return cls(**{**found, "input": tuple(found["input"]), "private": tuple(found["private"])})
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"the manifest's base cannot be understood: {error}") from error
+
+    def model(self, module: nn.Module | None, tensors: Mapping[str, Tensor] | None = None) -> Model:
+        """The model without a task; for a module of the user's own with the tensors that were stored."""
+        if self.network is not None and module is not None:
+            raise InputError(f"the model has the built-in network {self.network}: pass no module of your own")
+        if self.network is None and module is None:
+            raise InputError("the model has a network of your own: pass the module, on the command line with --network")
+        model = Model(
+            module if module is not None else self._built(), self.density, self.seed, method=self.method,
+            init=self.init, private=self.private, head="task", head_layer=self.head_layer,
+        )  # fmt: skip
+        network = model.network
+        if self.structure and structure_of(network) != self.structure:
+            raise StoreError("the module passed has other parameters than the one the model was made with")
+        if tensors is not None:
+            _put(network, tensors)
+        if self.first and first_digest(network) != self.first:
+            raise StoreError("the network's first weights are not those the model was made with")
+        return model
+
+    def _built(self) -> nn.Module:
+        assert self.network is not None
+        if self.network not in names():
+            raise StoreError(f"the model has the network '{self.network}', which this version does not know: upgrade")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return build(self.network, self.input, HEAD_ROWS, self.width)
+
+
+def new_base(
+    network: str | nn.Module, input: Collection[int], width: float | None, density: float, seed: int, method: str,
+    init: str | None, private: Collection[str], head_layer: str | None,
+) -> tuple[Base, Model, dict[str, Tensor] | None]:  # fmt: skip
+    """A base, its model without tasks, and what must be stored of it."""
+    module = network if isinstance(network, nn.Module) else None
+    name = network if isinstance(network, str) else None
+    init = init or ("hashed" if module is None else "keep")
+    base = Base(name, tuple(input), width, density, seed, method, init, tuple(private), head_layer)
+    if not base.input or min(base.input) < 1:
+        raise InputError(f"input is {base.input}: give the shape of one example, for example 3,32,32")
+    if module is None and init == "keep":
+        raise InputError(f"init 'keep' is for a pretrained module of your own: {name} is drawn from the seed")
+    model = base.model(module)
+    stored = None if module is None else _tensors(model.network, init)
+    return (
+        Base(**{**asdict(base), "structure": structure_of(model.network), "first": first_digest(model.network)}),
+        model,
+        stored,
+    )
+
+
+def structure_of(network: MaskedNetwork) -> str:
+    """A digest of the names and shapes of all parameters, by kind."""
+    lines = [f"masked {layer.name} {layer.shape}" for layer in network.layout.layers]
+    lines += [f"private {name} {_shape(network, name, tensor)}" for name, tensor in network.private_start.items()]
+    lines += [f"frozen {name} {tuple(tensor.shape)}" for name, tensor in network.frozen.items()]
+    lines += [f"buffer {name} {tuple(tensor.shape)}" for name, tensor in network.buffers.items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _shape(network: MaskedNetwork, name: str, tensor: Tensor) -> tuple[int, ...]:
+    """A head has as many rows as a task has classes: they do not count."""
+    head = name.rpartition(".")[0] == network.partition.head
+    return tuple(tensor.shape[1:] if head else tensor.shape)
+
+
+def first_digest(network: MaskedNetwork) -> str:
+    """Of the first weights and everything that tasks share; heads are drawn anew for every task."""
+    head = network.partition.head
+    private = {name: t for name, t in network.private_start.items() if name.rpartition(".")[0] != head}
+    shared = {"weights": network.weights, **network.frozen, **network.buffers, **private}
+    return combined_digest({name: tensor_digest(tensor) for name, tensor in shared.items()})
+
+
+def _tensors(network: MaskedNetwork, init: str) -> dict[str, Tensor]:
+    found = {f"frozen.{name}": tensor for name, tensor in network.frozen.items()}
+    found |= {f"buffer.{name}": tensor for name, tensor in network.buffers.items()}
+    found |= {f"private.{name}": tensor for name, tensor in network.private_start.items()}
+    return found | ({"weights": network.weights} if init == "keep" else {})
+
+
+def _put(network: MaskedNetwork, tensors: Mapping[str, Tensor]) -> None:
+    groups = {"frozen": network.frozen, "buffer": network.buffers, "private": network.private_start}
+    for name, tensor in tensors.items():
+        group, _, short = name.partition(".")
+        if name == "weights":
+            network.weights = tensor.clone()
+        else:
+            groups[group][short] = tensor.clone()
+    network.seal()

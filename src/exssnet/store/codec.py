@@ -1,0 +1,239 @@
+"""A task's mask in close to its entropy: a range coder, with what is known of earlier tasks as context.
+
+A mask of n weights at density k takes about n·H(k) bits. Where it overlaps with the weights in use, or with the mask
+it started from (the lender's), the weights are split into groups by that, and each group has its own probability.
+
+The format, for another implementation
+    byte 0    the version, 1
+    byte 1    the context kind: bit 0, weights are grouped by the used set; bit 1, by the lender's mask
+    counts    per group its number of ones, each an unsigned LEB128 of the least length. A weight's group is
+              1·(it is in the used set) + 2·(it is in the lender's mask), without the bit the kind does not have:
+              one, two or four groups, in rising order, empty ones too. How many weights a group has follows
+              from the used set, the lender's mask and the size, all known to the reader.
+    words     32-bit words, little-endian, to the end: all groups one after another, the weights of a group in
+              their order. A group of zeros only or ones only is not coded; if there is no other, there is no word.
+
+The words are those of `RangeEncoder` in constriction 0.5 (its `queue`: 32-bit words, a 64-bit state, 24 bits of
+precision) with `Bernoulli(ones / total, perfect=False)`. In numbers, a zero of a group weighs
+
+    z = ⌊(1 − p) · ((2²⁴ − 2) / ((1 − p) + p))⌋ + 1 of 2²⁴,   p = ones / total, in double precision,
+
+and a one the rest. `perfect=False` because that is this one line; the other choice is a search that uses logarithms.
+A decoder starts with r = 2⁶⁴ − 1 and d = the first word · 2³² + the second; words past the end are zero. For each
+weight, s = r >> 24. If d ≥ s·z it is a one, d loses s·z and r becomes s·(2²⁴ − z); else it is a zero and r becomes
+s·z. If then r < 2³², both move up by 32 bits, and d takes in the next word. (d ≥ s·2²⁴ is in no valid data.)
+An encoder keeps the same r; its l, a number without limit, starts at 0, gains s·z for a one and moves up with r. The
+words are those of ⌊(l + 2³² − 1) / 2³²⌋, the highest first, one more than r was moved up. (constriction may append
+a zero word to that; it is left out.)
+
+So a mask has one encoding of each kind, and `decode` takes no other bytes.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from exssnet.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Bools = NDArray[np.bool_]
+
+VERSION = 1
+USED, LENDER = 1, 2  # the bits of a context kind, and of a group's number
+_LONGEST_COUNT = 9  # bytes of a LEB128 below 2⁶³
+
+
+class Count(NamedTuple):
+    """Of a group of weights: how many there are, and how many of them are in the mask."""
+
+    total: int
+    ones: int
+
+    @property
+    def coded(self) -> bool:
+        return 0 < self.ones < self.total
+
+    @property
+    def entropy(self) -> float:
+        """n·H(k), in bits."""
+        if not self.coded:
+            return 0.0
+        zeros = self.total - self.ones
+        return self.ones * log2(self.total / self.ones) + zeros * log2(self.total / zeros)
+
+
+def encode(mask: Tensor, used: Tensor | None = None, lender: Tensor | None = None) -> bytes:
+    """The mask's bytes, with the contexts that make it smallest; `decode` needs the same used set and lender's mask."""
+    bits = _bools(mask, mask.numel(), "the mask")
+    known = _known(len(bits), used, lender)
+    offered = sum(known)  # the bits
+    cells = {
+        number: Count(int(np.count_nonzero(group)), int(np.count_nonzero(group & bits)))
+        for number, group in zip(_numbers(offered), _groups(offered, len(bits), known), strict=True)
+    }
+    tables = {kind: _merged(cells, kind) for kind in _numbers(offered)}
+    kind = min(tables, key=lambda kind: _bound(kind, tables[kind]))  # of equals the first: it needs to know least
+    symbols = [bits[group].astype(np.int32) for group in _groups(kind, len(bits), known)]
+    return _header(kind, tables[kind]) + _words(symbols, tables[kind])
+
+
+def decode(data: bytes, size: int, used: Tensor | None = None, lender: Tensor | None = None) -> Tensor:
+    """The mask (bool [size]) that `encode` made these bytes of; anything that it did not make is a DataError."""
+    import torch
+
+    known = _known(size, used, lender)
+    kind = _kind(data)
+    for bit, name in ((USED, "the used set"), (LENDER, "the lender's mask")):
+        if kind & bit and bit not in known:
+            raise DataError(f"a stored mask was coded with {name}, which is not given: read the earlier tasks first")
+    groups = _groups(kind, size, known)
+    counts, start = _counts(data, [int(np.count_nonzero(group)) for group in groups])
+    symbols = _symbols(data[start:], counts)
+
+    mask = np.zeros(size, dtype=np.bool_)
+    for group, values in zip(groups, symbols, strict=True):
+        mask[group] = values
+    return torch.from_numpy(mask)
+
+
+# --- groups ------------------------------------------------------------------------------------------------
+
+
+def _bools(vector: Tensor, size: int, name: str) -> Bools:
+    array: NDArray[np.bool_] = vector.detach().cpu().numpy()
+    if array.dtype != np.bool_ or array.shape != (size,):
+        raise InputError(f"{name} must be {size} bools, not {vector.dtype} of shape {tuple(vector.shape)}")
+    return array
+
+
+def _known(size: int, used: Tensor | None, lender: Tensor | None) -> dict[int, Bools]:
+    """What may serve as context, by its bit."""
+    named = ((USED, used, "the used set"), (LENDER, lender, "the lender's mask"))
+    return {bit: _bools(vector, size, name) for bit, vector, name in named if vector is not None}
+
+
+def _numbers(kind: int) -> list[int]:
+    """The groups of a kind; also the kinds that know no more than this one."""
+    return [number for number in range(4) if number | kind == kind]
+
+
+def _groups(kind: int, size: int, known: dict[int, Bools]) -> list[Bools]:
+    """Per group of the kind, which weights are in it."""
+    groups = [np.ones(size, dtype=np.bool_)]
+    for bit in (USED, LENDER):
+        if kind & bit:
+            groups = [group & ~known[bit] for group in groups] + [group & known[bit] for group in groups]
+    return groups
+
+
+def _merged(cells: dict[int, Count], kind: int) -> list[Count]:
+    """The counts under a kind that tells fewer groups apart."""
+    return [
+        Count(*map(sum, zip(*(count for cell, count in cells.items() if cell & kind == number), strict=True)))
+        for number in _numbers(kind)
+    ]
+
+
+def _bound(kind: int, counts: list[Count]) -> int:
+    """Bytes: at least so many without a context, at most so many with one, so that a context never costs any.
+
+    The coder loses about 1.3e-4 bits on a weight to the precision of its range.
+    """
+    bits = sum(count.entropy for count in counts)
+    if kind and bits:
+        bits += 1 + sum(count.total for count in counts) / 4096
+    return len(_header(kind, counts)) + 4 * ceil(bits / 32)
+
+
+# --- bytes -------------------------------------------------------------------------------------------------
+
+
+def _damaged(what: str) -> DataError:
+    return DataError(f"a stored mask is damaged: {what}; copy the model directory again from its source")
+
+
+def _header(kind: int, counts: list[Count]) -> bytes:
+    return bytes([VERSION, kind]) + b"".join(_leb128(count.ones) for count in counts)
+
+
+def _leb128(value: int) -> bytes:
+    """Seven bits to a byte, the lowest first; the high bit says that more follow."""
+    low, high = value & 0x7F, value >> 7
+    return bytes([low]) if not high else bytes([low | 0x80]) + _leb128(high)
+
+
+def _kind(data: bytes) -> int:
+    if len(data) < 2:
+        raise _damaged(f"it has {len(data)} bytes, fewer than any mask takes")
+    version, kind = data[0], data[1]
+    if version != VERSION:
+        raise DataError(f"a stored mask has version {version}, this program reads {VERSION}: update exssnet")
+    if kind > USED | LENDER:
+        raise _damaged(f"its context kind is {kind}, of 0 to {USED | LENDER}")
+    return kind
+
+
+def _counts(data: bytes, totals: list[int]) -> tuple[list[Count], int]:
+    """The counts of the header, and where the words start."""
+    counts, at = [], 2
+    for total in totals:
+        end = next((i + 1 for i in range(at, min(at + _LONGEST_COUNT, len(data))) if data[i] < 0x80), None)
+        if end is None:
+            raise _damaged("its header ends within a count")
+        ones = sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(data[at:end]))
+        if ones > total:
+            raise _damaged(f"it counts {ones} ones among {total} weights")
+        if data[at:end] != _leb128(ones):
+            raise _damaged(f"it writes the count {ones} in {end - at} bytes")
+        counts.append(Count(total, ones))
+        at = end
+    return counts, at
+
+
+def _model(count: Count) -> Any:
+    from constriction import stream
+
+    return stream.model.Bernoulli(count.ones / count.total, perfect=False)
+
+
+def _words(symbols: list[NDArray[np.int32]], counts: list[Count]) -> bytes:
+    from constriction import stream
+
+    encoder = stream.queue.RangeEncoder()
+    for values, count in zip(symbols, counts, strict=True):
+        if count.coded:
+            encoder.encode(values, _model(count))
+    moved, _ = encoder.pos()  # how often the range was moved up by a word
+    words: NDArray[np.uint32] = encoder.get_compressed()
+    return words[: moved + 1].astype("<u4").tobytes()
+
+
+def _symbols(words: bytes, counts: list[Count]) -> list[NDArray[np.int32]]:
+    """Per group its zeros and ones; only if they are the ones that these words were made of."""
+    from constriction import stream
+
+    if len(words) % 4:
+        raise _damaged(f"{len(words)} bytes follow its header, not a multiple of 4")
+    decoder = stream.queue.RangeDecoder(np.frombuffer(words, dtype="<u4").astype(np.uint32))
+    symbols: list[NDArray[np.int32]] = []
+    for count in counts:
+        if count.coded:
+            try:
+                values = decoder.decode(_model(count), count.total)
+            except AssertionError as error:  # how constriction reports words that no encoder writes
+                raise _damaged("its words are no code") from error
+        else:
+            values = np.full(count.total, bool(count.ones), dtype=np.int32)
+        if (found := np.count_nonzero(values)) != count.ones:
+            raise _damaged(f"it has {found} ones where it counts {count.ones}")
+        symbols.append(values)
+    # a decoder does not see its data end, and runs on with zeros: words lost or added may leave the counts right
+    if _words(symbols, counts) != words:
+        raise _damaged(f"{len(words)} bytes follow its header, not those of its mask")
+    return symbols

@@ -1,0 +1,176 @@
+"""A directory that changes from one whole state to the next, or not at all.
+
+    manifest.json    replaced atomically, last: the only moment at which a change happens
+    files/           named after their content, written once, never changed
+    lock             held by the one process that writes
+
+A change writes its new files, then the manifest that names them. The manifest before is kept as a file too, with all
+that it names, so the last change can be taken back. What neither names is swept away by the next change.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exssnet.errors import StoreError
+from exssnet.store.manifest import File, Manifest, parse
+
+MANIFEST, FILES, LOCK = "manifest.json", "files", "lock"
+
+
+class Folder:
+    """The files of a model directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        return (self.path / MANIFEST).is_file()
+
+    def manifest(self) -> Manifest:
+        return parse(self.manifest_bytes(), str(self.path / MANIFEST))
+
+    def manifest_bytes(self) -> bytes:
+        try:
+            return (self.path / MANIFEST).read_bytes()
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.path} is no model directory: it has no {MANIFEST}") from error
+        except OSError as error:
+            raise StoreError(f"{self.path / MANIFEST} cannot be read: {error.strerror}") from error
+
+    def read(self, file: File) -> bytes:
+        """A file's content, if it is what the manifest says."""
+        path = self.path / FILES / file.name
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise Missing(f"{path} is missing") from error
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        if File.of(content, file.name.partition(".")[2]) != file:
+            raise StoreError(f"{path} is damaged: it does not have the digest in the manifest")
+        return content
+
+    @contextmanager
+    def writing(self) -> Iterator[Writer]:
+        """Be the one writer; what fails inside changes nothing."""
+        try:
+            (self.path / FILES).mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK).open("a+")
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.seek(0)
+                who = lock.read().strip() or "another process"
+                raise StoreError(f"{self.path} is being changed by {who}: try again when it is done") from error
+            try:
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()}\n")
+                lock.flush()
+                yield Writer(self)
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be written, and is as it was: {_reason(error)}") from error
+
+
+class Missing(StoreError):
+    """A file that a manifest names is not there; perhaps the directory has changed meanwhile."""
+
+
+class Writer:
+    """Puts files, then commits them with a manifest. Only while the lock is held."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._files = folder.path / FILES
+
+    def put(self, content: bytes, ending: str) -> File:
+        """Write a file for good, unless it is there already."""
+        file = File.of(content, ending)
+        path = self._files / file.name
+        if not (path.is_file() and path.stat().st_size == file.size):
+            _write(path, content)
+        return file
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make this the state of the directory; the manifest as written."""
+        before = None
+        number = 0
+        if self.folder.exists():
+            now = self.folder.manifest_bytes()
+            before, number = self.put(now, "json"), parse(now, MANIFEST).number + 1
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = replace(manifest, before=before, number=number, time=time)
+        self._replace(manifest.content())
+        return manifest
+
+    def rollback(self) -> Manifest:
+        """Put the manifest before the last change back; what it says now."""
+        now = self.folder.manifest()
+        if now.before is None:
+            raise StoreError(f"{self.folder.path} has no change that could be undone")
+        try:
+            content = self.folder.read(now.before)
+        except Missing as error:
+            raise StoreError(f"{self.folder.path}: only the last change can be undone, and it has been") from error
+        back = parse(content, now.before.name)
+        for file in back.files():
+            self.folder.read(file)
+        self._replace(content)
+        return back
+
+    def _replace(self, content: bytes) -> None:
+        _sync(self._files)
+        _write(self.folder.path / MANIFEST, content)
+        _sync(self.folder.path)
+        with suppress(OSError):  # what stays behind is swept the next time
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what neither the manifest nor the one before it names."""
+        now = self.folder.manifest()
+        kept = {file.name for file in now.files()}
+        if now.before is not None:
+            kept.add(now.before.name)
+            with suppress(StoreError):
+                kept |= {file.name for file in parse(self.folder.read(now.before), "").files()}
+        unfinished = self.folder.path.glob(f".{MANIFEST}.*.tmp")  # of a writer that was killed
+        for path in [*self._files.iterdir(), *unfinished]:
+            if path.name not in kept:
+                path.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have the folder's list of names on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{error.strerror}; make room and try again" if full else str(error.strerror or error)

@@ -1,0 +1,314 @@
+"""A model that lives in a directory: it learns task after task for years, and every change is whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from exssnet.data import files
+from exssnet.data.inputs import check_labels, count_classes, read_examples
+from exssnet.errors import InputError, StoreError
+from exssnet.model import Model
+from exssnet.store import exchange
+from exssnet.store import tasks as task_files
+from exssnet.store.base import new_base
+from exssnet.store.folder import Folder, Writer
+from exssnet.store.manifest import Entry, Manifest
+from exssnet.store.plan import Plan, plan
+from exssnet.store.reader import Reader, StoredTask, prepared
+from exssnet.store.verify import Report, verify
+from exssnet.train import Listener
+
+if TYPE_CHECKING:
+    from exssnet.data.inputs import Examples
+
+    Source = str | Path | Examples | files.Labelled
+
+LONGEST_NAME = 100
+AUTO = "auto"
+
+
+class StoredModel(Reader):
+    """A model directory. Reading needs no lock; one process at a time may change it.
+
+    model = exssnet.Model.create("model", network="resnet18", input=(3, 32, 32))
+    model.learn("animals", "animals/")
+    model.predict(photos, tasks=["animals", "animals", "plants"])
+    """
+
+    @classmethod
+    def create(
+        cls, path: str | Path, network: str | nn.Module = "resnet18", input: Sequence[int] = (3, 32, 32), *,
+        density: float = 0.1, seed: int = 0, method: str = "exssnet+kkt", width: float | None = None,
+        init: str | None = None, private: Collection[str] = (), head_layer: str | None = None,
+        device: str | torch.device | None = None,
+    ) -> StoredModel:  # fmt: skip
+        """Make a directory without tasks. Every task gets a head of its own.
+
+        `network` is the name of a built-in one or a module of yours; its own weights are kept unless `init` says
+        "hashed" (drawn from the seed). The module itself is not stored: pass it again to `open`.
+        """
+        folder = Folder(Path(path))
+        base, _, stored = new_base(network, input, width, density, seed, method, init, private, head_layer)
+        with folder.writing() as writer:
+            if folder.exists():
+                raise StoreError(f"{path} is a model directory already: open it")
+            base_file = None if stored is None else writer.put(save(_plain(stored)), "safetensors")
+            writer.commit(Manifest(base.json(), base_file, (), "create", "", None))
+        return cls(folder, network if isinstance(network, nn.Module) else None, device)
+
+    @classmethod
+    def with_base(cls, path: str | Path, like: StoredModel) -> StoredModel:
+        """A directory without tasks that has the base of another one."""
+        folder, file = Folder(Path(path)), like._manifest.base_file
+        with folder.writing() as writer:
+            if folder.exists():
+                raise StoreError(f"{path} is a model directory already: choose another name")
+            copied = None if file is None else writer.put(like._folder.read(file), "safetensors")
+            writer.commit(Manifest(like._manifest.base, copied, (), "create", "", None))
+        return cls(folder, like._module, like._device)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, module: nn.Module | None = None, device: str | torch.device | None = None
+    ) -> StoredModel:
+        """A directory that is there. `module`: the network, where it is one of your own."""
+        return cls(Folder(Path(path)), module, device)
+
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def learn(
+        self, name: str, data: Source, *, label: str | None = None, labels: str | Path | None = None,
+        classes: Sequence[str] | None = None, density: float | None = None, held_out: float = 0.1,
+        epochs: tuple[int, int] = (15, 15), lr: float = 0.01, weight_lr: float = 0.003,
+        batch_size: int = 64, optimizer: str = "adam", weight_decay: float | None = None, select: str = "last",
+        listener: Listener | None = None,
+    ) -> StoredTask:  # fmt: skip
+        """Add a task from files or from examples in memory, and have it on disk before this returns.
+
+        `data` is a folder of images with a sub-folder per class, a .parquet, .npz, .npy or .csv file (`label` names
+        its column of labels, `labels` a second array), or what `Model.learn` takes; `classes` are then their names.
+        A share is `held_out` to measure the accuracy, and never trained on.
+        """
+        check_name(name)
+        if not 0 <= held_out < 1:
+            raise InputError(f"held_out is {held_out}: give a share from 0 up to, but not including, 1")
+        if any(entry.name == name for entry in self._manifest.tasks):
+            raise InputError(f"task '{name}' has been learned already: choose another name")
+        found = self._labelled(data, label, labels, classes)
+        train, rest = files.hold_out(found.labels, held_out, self.base.seed)
+        scaling = _scaling(found, train)
+        inputs = prepared(found.inputs, scaling)
+        with self._changing() as change:
+            model = change.model
+            model.network.set_density(self.base.density if density is None else density)
+            used = model.network.bank.used.clone()
+            validation = (inputs[rest], found.labels[rest]) if len(rest) else None
+            learned = model.learn(
+                name, (inputs[train], found.labels[train]), epochs, validation=validation,
+                classes=len(found.classes), lr=lr, weight_lr=weight_lr, batch_size=batch_size, optimizer=optimizer,
+                weight_decay=weight_decay, select=select, listener=listener,
+            )  # fmt: skip
+            accuracy = model.evaluate(validation, name) if validation is not None else None
+            card = {
+                "task": learned.card(), "labels": list(found.classes), "recipe": dict(found.recipe),
+                "scaling": scaling, "accuracy": accuracy, "examples": len(train), "held_out": len(rest),
+                "settings": {
+                    "method": self.base.method, "density": model.network.density, "epochs": list(epochs), "lr": lr,
+                    "weight_lr": weight_lr, "batch_size": batch_size, "optimizer": optimizer,
+                    "weight_decay": weight_decay, "select": select,
+                },
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            }  # fmt: skip
+            coded = task_files.write(model.network, self._first(), len(model.tasks) - 1, used)[0]
+            change.commit(f"learn {name}", [*self._manifest.tasks, change.entry(card, coded)])
+        return self.task(name)
+
+    def told(self) -> dict[str, Any]:
+        """All that is known of the model, as JSON."""
+        return {
+            "path": str(self.path), "base": self.base.json(), "changes": self._manifest.number,
+            "last_change": self._manifest.change, "time": self._manifest.time,
+            "tasks": [task.name for task in self.tasks], "bytes": sum(file.size for file in self._manifest.files()),
+        }  # fmt: skip
+
+    def _labelled(
+        self, data: Source, label: str | None, labels: str | Path | None, classes: Sequence[str] | None
+    ) -> files.Labelled:
+        if isinstance(data, files.Labelled):
+            return data
+        if isinstance(data, str | Path):
+            labels = None if labels is None else Path(labels)
+            return files.read_labelled(Path(data), self.base.input, label=label, labels=labels)
+        inputs, numbers = read_examples(data)
+        count = count_classes(numbers) if classes is None else len(classes)
+        check_labels(numbers, count)
+        names = [str(number) for number in range(count)] if classes is None else list(classes)
+        kind = str(inputs.dtype).removeprefix("torch.")
+        return files.Labelled(
+            inputs, numbers, names, {"kind": "tensor", "shape": list(inputs.shape[1:]), "dtype": kind}
+        )
+
+    # --- changing ----------------------------------------------------------------------------------------------
+
+    def rename(self, task: str, name: str) -> None:
+        """Give a task another name."""
+        check_name(name)
+        self.task(task)
+        with self._changing() as change:
+            if any(entry.name == name for entry in self._manifest.tasks):
+                raise InputError(f"task '{name}' is there already: choose another name")
+            entries = []
+            for entry, card in zip(self._manifest.tasks, self.cards, strict=True):
+                now = card["task"] | {key: name for key in ("name", "lender") if card["task"][key] == task}
+                changed = entry if now == card["task"] else change.with_card(entry, card | {"task": now})
+                predictor = name if entry.predictor == task else entry.predictor
+                entries.append(replace(changed, predictor=predictor))
+            change.commit(f"rename {task} to {name}", entries)
+
+    def remove(self, task: str) -> int:
+        """Take a task out; how many weights became free. What other tasks read stays, and they are verified."""
+        self.task(task)
+        with self._changing() as change:
+            network = change.model.network
+            before = network.bank.free_count
+            first, start = self._first(), list(network.tasks).index(task)
+            network.remove(task, first)
+            used = torch.zeros_like(network.bank.used)
+            for index in range(start):
+                used |= network.bank.mask(index)
+            left = [entry for entry in self._manifest.tasks if entry.name != task]
+            cards = [card for card in self.cards if card["task"]["name"] != task]
+            entries = left[:start]
+            for card, coded in zip(cards[start:], task_files.write(network, first, start, used), strict=True):
+                entries.append(change.entry(card, coded))
+            freed = network.bank.free_count - before
+            change.commit(f"remove {task}", entries)
+        return freed
+
+    def adopt(
+        self, card: dict[str, Any], name: str, mask: Tensor, masked: Tensor, private: dict[str, Tensor]
+    ) -> StoredTask:
+        """Add a task that was learned on the same base elsewhere: its card, mask, weights and private tensors."""
+        check_name(name)
+        with self._changing() as change:
+            network = change.model.network
+            used = network.bank.used.clone()
+            lender = card["task"]["lender"] if card["task"]["lender"] in network.tasks else None
+            learned = network.adopt(card["task"] | {"name": name, "lender": lender}, mask, masked, private)
+            card = card | {"task": learned.card()}
+            coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
+            change.commit(f"import {name}", [*self._manifest.tasks, change.entry(card, coded)])
+        return self.task(name)
+
+    def import_task(self, other: StoredModel, task: str, name: str | None = None) -> None:
+        """Add a task of another directory that has the same base."""
+        exchange.adopt(self, other, task, name or task)
+
+    def export(self, task: str, path: str | Path, form: str = "torch") -> nn.Module:
+        """Write one task on its own: `torch` (a state_dict in safetensors), `onnx`, or `model` (a directory).
+
+        Returns the task's module, from raw inputs to logits.
+        """
+        return exchange.export(self, task, Path(path), form)
+
+    def rollback(self) -> str:
+        """Undo the last change; which it was."""
+        with self._folder.writing() as writer:
+            undone = self._folder.manifest().change
+            self._forget(writer.rollback())
+        return undone
+
+    def plan(self, tasks: int = 10, density: float | None = None) -> Plan:
+        """What is left, and what so many more tasks at a density will leave and cost."""
+        return plan(self.model.network, tasks, self.base.density if density is None else density)
+
+    def verify(self) -> Report:
+        """Check every file against its digest, and every task against what it was when it was learned."""
+        return verify(self._folder, self._module).require()
+
+    def _changing(self) -> Change:
+        return Change(self)
+
+    def _forget(self, manifest: Manifest) -> None:
+        """Let go of what was read, of another state."""
+        self._manifest, self._cards, self._loaded, self._mixed = manifest, None, None, None
+
+
+class Change:
+    """A change of a directory: the state that is changed, and how it is committed."""
+
+    def __init__(self, stored: StoredModel) -> None:
+        self._stored = stored
+        self._lock = stored._folder.writing()
+        self._writer: Writer
+
+    def __enter__(self) -> Change:
+        self._writer = self._lock.__enter__()
+        try:
+            now = self._stored._folder.manifest()
+            if now != self._stored._manifest:  # another process has changed it since it was opened
+                self._stored._forget(now)
+        except BaseException as error:
+            self._lock.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if error[0] is not None:
+            self._stored._forget(self._stored._manifest)  # what is in memory may be half changed
+        return self._lock.__exit__(*error)
+
+    @property
+    def model(self) -> Model:
+        return self._stored.model
+
+    def entry(self, card: Mapping[str, Any], coded: task_files.Coded) -> Entry:
+        tensors = self._writer.put(coded.content, "safetensors")
+        return Entry(card["task"]["name"], self._writer.put(_json(card), "json"), tensors, coded.predictor)
+
+    def with_card(self, entry: Entry, card: Mapping[str, Any]) -> Entry:
+        return replace(entry, name=card["task"]["name"], card=self._writer.put(_json(card), "json"))
+
+    def commit(self, what: str, entries: Sequence[Entry]) -> None:
+        manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)
+        loaded = self._stored._loaded
+        self._stored._forget(self._writer.commit(manifest))
+        if loaded is not None and list(loaded.network.tasks) == [entry.name for entry in entries]:
+            self._stored._loaded = loaded  # the change was made in memory too
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that would be hard to read, type or show."""
+    good = isinstance(name, str) and name and name == name.strip() and name.isprintable()
+    if not good or len(name) > LONGEST_NAME or name == AUTO or any(sign in name for sign in "/\\,"):
+        raise InputError(
+            f"{name!r} cannot be a task's name: give up to {LONGEST_NAME} letters, digits and signs without / \\ "
+            f"or commas, and not '{AUTO}'"
+        )
+
+
+def _scaling(found: files.Labelled, train: Tensor) -> dict[str, Any] | None:
+    """How the inputs are scaled: None for examples in memory, which the caller has scaled."""
+    if found.recipe["kind"] == "tensor":
+        return None
+    if found.recipe["kind"] == "image":  # alike for all tasks, so that an input can be shown to any of them
+        channels = found.inputs.shape[1]
+        return {"scale": 1 / 255, "mean": [0.5] * channels, "std": [0.25] * channels}
+    return files.scaling(found.inputs[train])
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _json(card: Mapping[str, Any]) -> bytes:
+    return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()

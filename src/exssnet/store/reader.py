@@ -1,0 +1,213 @@
+"""A model directory as it is read: what it knows, and what its tasks answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from exssnet.core.mixed import Mixed
+from exssnet.core.proof import combined_digest
+from exssnet.core.routing import Routed, route
+from exssnet.data import files
+from exssnet.data.inputs import as_inputs, read_examples
+from exssnet.errors import InputError, StoreError
+from exssnet.model import Model
+from exssnet.store import tasks as task_files
+from exssnet.store.base import Base
+from exssnet.store.folder import Folder, Missing
+from exssnet.store.manifest import Entry, Manifest
+
+if TYPE_CHECKING:
+    from exssnet.data.inputs import Array, Examples
+
+CACHE_BYTES = 256 * 2**20  # of weights ready to run, so that changing between tasks costs nothing
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """What a directory knows of a task."""
+
+    name: str
+    labels: tuple[str, ...]  # the classes, by name
+    accuracy: float | None  # in percent, on the part that was held out
+    examples: int  # it was trained with
+    lender: str | None
+    overlap: float | None
+    trained_weights: int
+    date: str
+    size: int  # bytes on disk
+    digest: str
+    card: Mapping[str, Any]  # all of it, as stored
+
+
+class Reader:
+    """A directory, as it was when it was opened. Reading needs no lock."""
+
+    def __init__(self, folder: Folder, module: nn.Module | None, device: str | torch.device | None) -> None:
+        self._folder, self._module, self._device = folder, module, device
+        self._manifest = folder.manifest()
+        self._cards: list[dict[str, Any]] | None = None
+        self._loaded: Model | None = None
+        self._mixed: Mixed | None = None
+
+    # --- what it knows -----------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        return self._folder.path
+
+    @property
+    def base(self) -> Base:
+        return Base.from_json(self._manifest.base)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def tasks(self) -> tuple[StoredTask, ...]:
+        """The learned tasks, in order."""
+        return tuple(_told(entry, card) for entry, card in zip(self._manifest.tasks, self.cards, strict=True))
+
+    @property
+    def cards(self) -> list[dict[str, Any]]:
+        """The tasks' cards, as stored."""
+        if self._cards is None:
+            self._cards = self._whole(lambda: [json.loads(self._folder.read(e.card)) for e in self._manifest.tasks])
+        return self._cards
+
+    def task(self, name: str) -> StoredTask:
+        found = next((task for task in self.tasks if task.name == name), None)
+        if found is None:
+            known = ", ".join(task.name for task in self.tasks) or "none yet"
+            raise InputError(f"{self.path} has no task '{name}' (it has: {known})")
+        return found
+
+    @property
+    def model(self) -> Model:
+        """The model in memory; read when it is first asked for."""
+        if self._loaded is None:
+            self._loaded = self._whole(self._load)
+        return self._loaded
+
+    def _whole(self, read: Callable[[], Read]) -> Read:
+        """Read files of the state that was opened; if others changed the directory meanwhile, of the state now."""
+        for _ in range(10):
+            try:
+                return read()
+            except Missing:
+                now = self._folder.manifest()
+                if now == self._manifest or self._cards is not None or self._loaded is not None:
+                    raise
+                self._manifest = now
+        raise StoreError(f"{self.path} changes faster than it can be read")
+
+    def _load(self) -> Model:
+        model = self._without_tasks()
+        entries = self._manifest.tasks
+        cards = [json.loads(self._folder.read(entry.card)) for entry in entries]
+        contents = [(self._folder.read(entry.tensors), entry.predictor) for entry in entries]
+        task_files.read(model.network, contents, [card["task"] for card in cards])
+        self._cards = cards
+        model.network.cache_bytes = CACHE_BYTES
+        return model if self._device is None else model.to(self._device)
+
+    def _without_tasks(self) -> Model:
+        file = self._manifest.base_file
+        return self.base.model(self._module, None if file is None else load(self._folder.read(file)))
+
+    def _first(self) -> Tensor:
+        """The first weights."""
+        return self._without_tasks().network.weights
+
+    # --- asking ------------------------------------------------------------------------------------------------
+
+    def probabilities(self, x: Array, task: str) -> Tensor:
+        """[N, classes] for inputs as they were given to `learn`: raw pixels, unscaled columns."""
+        return self.model.probabilities(self._inputs(x, task), task)
+
+    def predict(self, x: Array, task: str | None = None, *, tasks: Sequence[str] | None = None) -> Tensor:
+        """The most likely class of each input [N], counted from 0 within its task; `tasks` has a task for every row.
+
+        A batch of several tasks is computed at once where that is faster (`core/mixed.py`).
+        """
+        if (task is None) == (tasks is None):
+            raise InputError("give either one task, or tasks with one for every row")
+        if task is not None:
+            return self.probabilities(x, task).argmax(1)
+        assert tasks is not None
+        if len(tasks) != len(x):
+            raise InputError(f"{len(tasks)} tasks for {len(x)} inputs: give one for every row")
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(tasks):
+            rows.setdefault(name, []).append(row)
+        groups = {name: self._inputs(x[places], name) for name, places in rows.items()}
+        found = torch.empty(len(x), dtype=torch.int64)
+        if self._mixed is None or self._mixed.network is not self.model.network:
+            self._mixed = Mixed(self.model.network)
+        for name, logits in self._mixed.logits(groups).items():
+            found[rows[name]] = logits.argmax(1).cpu()
+        return found
+
+    def evaluate(
+        self, data: str | Path | Examples, task: str, *, label: str | None = None, labels: str | Path | None = None
+    ) -> float:
+        """Accuracy in percent on labelled examples, from files or in memory."""
+        inputs, numbers = self.examples(data, task, label, labels)
+        return self.model.evaluate((self._inputs(inputs, task), numbers), task)
+
+    def examples(
+        self, data: str | Path | Examples, task: str, label: str | None = None, labels: str | Path | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Raw inputs and labels of a task's examples."""
+        if not isinstance(data, str | Path):
+            return read_examples(data)
+        card, second = self.task(task).card, None if labels is None else Path(labels)
+        shape = tuple(card["recipe"]["shape"])
+        found = files.read_labelled(Path(data), shape, label=label, labels=second, classes=list(card["labels"]))
+        return found.inputs, found.labels
+
+    def route(self, x: Array, rule: str = "confident", per: str = "row") -> Routed:
+        """Which task raw inputs are from."""
+        if not self.cards:
+            raise InputError(f"{self.path} has no task yet: there is nothing to choose from")
+        if len({json.dumps(card["recipe"], sort_keys=True) for card in self.cards}) > 1:
+            raise InputError("the tasks take different kinds of input: name the task")
+        names = [card["task"]["name"] for card in self.cards]
+        if all(card["scaling"] == self.cards[0]["scaling"] for card in self.cards):
+            return route(self.model.network, self._inputs(x, names[0]), rule, per=per)
+        if rule != "confident":
+            raise InputError(f"rule '{rule}' needs tasks that scale their inputs alike, which these do not: confident")
+        parts = [route(self.model.network, self._inputs(x, name), rule, [name], per) for name in names]
+        scores = torch.cat([part.scores for part in parts], 1)  # each task looks at the inputs in its own scaling
+        return Routed(tuple(names), scores.argmax(1), scores)
+
+    def bake(self, task: str) -> nn.Module:
+        """A plain module that computes what the task's subnetwork computes, from scaled inputs."""
+        return self.model.bake(task)
+
+    def _inputs(self, x: Array, task: str) -> Tensor:
+        return prepared(torch.as_tensor(x), self.task(task).card["scaling"])
+
+
+def _told(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
+    task = card["task"]
+    return StoredTask(
+        entry.name, tuple(card["labels"]), card["accuracy"], card["examples"], task["lender"], task["overlap"],
+        task["trained_weights"], card["date"], entry.card.size + entry.tensors.size,
+        combined_digest(task["digests"]), card,
+    )  # fmt: skip
+
+
+def prepared(inputs: Tensor, scaling: Mapping[str, Any] | None) -> Tensor:
+    """As the network takes them; without a scaling as `Model` takes them."""
+    return as_inputs(inputs) if scaling is None else files.scaled(inputs, scaling)

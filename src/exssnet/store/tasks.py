@@ -1,0 +1,91 @@
+"""A task as a file: its mask in close to its entropy, the weights it was the first to use, its private tensors.
+
+The weights of a network need no file of their own. A weight belongs to the first task whose mask holds it, so reading
+the tasks in order gives every weight to its owner, whose file has the value; those of no task are the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from exssnet.core.bank import pack, unpack
+from exssnet.core.network import MaskedNetwork
+from exssnet.errors import DataError, StoreError
+from exssnet.store import codec
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A task's file, and the task whose mask helped to code its own."""
+
+    content: bytes
+    predictor: str | None
+
+
+def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> list[Coded]:
+    """The files of the tasks from `start` on; `used` is the union of the masks before."""
+    used, names = used.clone(), list(network.tasks)
+    coded = []
+    for index in range(start, len(names)):
+        learned, mask = network.tasks[names[index]], network.bank.mask(index)
+        predictor = learned.lender if learned.lender in names[:index] else None
+        lender = network.mask(predictor) if predictor is not None else None
+        tensors = {f"private.{name}": tensor for name, tensor in learned.private.items()}
+        tensors["mask"] = _bytes(codec.encode(mask, used, lender))
+        owned = mask & ~used
+        values = network.weights[owned]
+        if not torch.equal(values, first[owned]):  # a task may have trained none
+            tensors["values"] = values
+        if learned.apart is not None:
+            places = torch.zeros_like(mask)
+            places[learned.apart[0]] = True
+            tensors |= {"apart": _bytes(codec.encode(places[mask])), "apart.values": learned.apart[1]}
+        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        coded.append(Coded(save(plain), predictor))
+        used |= mask
+    return coded
+
+
+def read(network: MaskedNetwork, contents: Sequence[tuple[bytes, str | None]], cards: list[dict[str, Any]]) -> None:
+    """Put stored tasks into a network that has none."""
+    used = torch.zeros_like(network.bank.used)
+    weights = network.weights.clone()
+    places: dict[str, int] = {}
+    state: dict[str, Tensor] = {}
+    for index, ((content, predictor), card) in enumerate(zip(contents, cards, strict=True)):
+        try:
+            tensors = load(content)
+            lender = None
+            if predictor is not None:
+                lender = unpack(state[f"task.{places[predictor]}.mask"], len(used))
+            mask = codec.decode(_content(tensors["mask"]), len(used), used, lender)
+            owned = mask & ~used
+            if "values" in tensors:
+                weights[owned] = tensors["values"]
+            if "apart" in tensors:
+                inside = codec.decode(_content(tensors["apart"]), int(mask.count_nonzero()))
+                state[f"task.{index}.apart.0"] = mask.nonzero().view(-1)[inside]
+                state[f"task.{index}.apart.1"] = tensors["apart.values"]
+        except (SafetensorError, DataError, KeyError, RuntimeError) as error:
+            raise StoreError(f"task '{card['name']}' cannot be read: {' '.join(str(error).split())}") from error
+        state[f"task.{index}.mask"] = pack(mask)
+        state |= {f"task.{index}.{name}": t for name, t in tensors.items() if name.startswith("private.")}
+        places[card["name"]] = index
+        used |= mask
+    network.load_state(state | {"weights": weights}, cards)
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _content(tensor: Tensor) -> bytes:
+    content: bytes = tensor.numpy().tobytes()
+    return content
