@@ -92,9 +92,8 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
         table.add_row(*row, bytes_(task.size), task.date[:10])
     _print(table)
     network = model.base.network or "a network of your own"
-    print(
-        f"{len(tasks)} task{'s' * (len(tasks) > 1)} on {network}, {bytes_(sum(file.size for file in model.manifest.files()))} in all"
-    )
+    size = sum(file.size for file in model.manifest.files())
+    print(f"{len(tasks)} task{'s' * (len(tasks) > 1)} on {network}, {bytes_(size)} in all")
 
 
 def _told(task: StoredTask) -> dict[str, Any]:

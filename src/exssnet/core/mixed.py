@@ -69,4 +69,4 @@ class Mixed:
 
 def _longer(x: Tensor, rows: int) -> Tensor:
     """With rows of zeros up to so many."""
-    return pad(x, [0, 0] * (x.ndim - 1) + [0, rows - len(x)])
+    return x if len(x) == rows else pad(x, [0, 0] * (x.ndim - 1) + [0, rows - len(x)])

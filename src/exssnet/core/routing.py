@@ -6,7 +6,7 @@ each α_i says which task would make the output surer. The superposition holds e
 its masked weights, and its private tensors (norm statistics and whatever parameters are private).
 
 The slope needs no derivative of H: with z the logits and p their softmax, log p and z differ by a constant, so
-−∂H/∂α = Σ_c p_c (z_c − Σ_k p_k z_k) · ∂z_c/∂α, which also keeps its digits where z is nearly zero.
+−∂H/∂α = Σ_c p_c (z_c − Σ_k p_k z_k) · ∂z_c/∂α, which keeps its digits where p is nearly even, or nearly certain.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def relative_entropy(logits: Tensor) -> Tensor:
 def descent(logits: Tensor) -> Tensor:
     """−∂H/∂z = p (z − E_p z) of each row: the change of its logits that makes it surer."""
     p = logits.softmax(1)
-    return p * (logits - (p * logits).sum(1, keepdim=True))
+    z = logits - logits.amax(1, keepdim=True)  # so that the rest is not lost beside a p of nearly one
+    return p * (z - (p * z).sum(1, keepdim=True))
 
 
 def halve(slopes: Slopes, cases: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -113,11 +113,9 @@ def _only(file: Path) -> NDArray[Any]:
 def _load(file: Path) -> Arrays:
     """The arrays of an .npz by name, or the one of a .npy under ''."""
     try:
-        found = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return {"": found}
-        with found:
-            arrays = {name: found[name] for name in found.files}
+        with file.open("rb") as stream:
+            found = np.load(stream, allow_pickle=False)
+            arrays = {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except Exception as error:  # damaged files raise anything: EOFError, BadZipFile, zlib.error, MemoryError, ...
         if "pickle" in str(error):
             raise DataError(

@@ -39,7 +39,7 @@ class Labelled:
     inputs: Tensor  # images uint8 [N, C, H, W], tables float32 [N, F], arrays uint8, float32 or int64 [N, ...]
     labels: Tensor  # int64 [N], 0 to len(classes) - 1
     classes: list[str]  # names in order of label
-    recipe: dict[str, Any]  # JSON: "kind", "shape"; of tables "columns" and "label", of arrays "dtype"
+    recipe: dict[str, Any]  # JSON: "kind", "shape"; of tables "columns", of arrays "dtype"
 
 
 def read_labelled(
@@ -62,7 +62,6 @@ def read_labelled(
     columns = None
     if recipe is not None:
         shape, columns = recipe["shape"], recipe.get("columns")
-        label = recipe.get("label") if label is None and _suffix(path) in TABLES else label
     found = _find(path, None if shape is None else tuple(shape), label, labels, classes, columns)
     if recipe is not None and _material(recipe) != _material(found.recipe):
         raise DataError(f"{path}: holds {_material(found.recipe)}, but the task was learned from {_material(recipe)}")
@@ -166,7 +165,7 @@ def _image_rows(file: Path, shape: Shape, column: str, label: str, classes: Name
     written, own = parquet_labels(file, label)
     labels, classes = settle(label_names(written, own, classes, where), own, classes, where, file)
     inputs = parquet_images(file, column, image_shape(shape or DEFAULT_IMAGE))
-    return Labelled(inputs, labels, classes, _recipe("image", inputs) | {"label": label})
+    return Labelled(inputs, labels, classes, _recipe("image", inputs))
 
 
 def _table(file: Path, shape: Shape, label: str, classes: Names, columns: Names) -> Labelled:
@@ -177,7 +176,7 @@ def _table(file: Path, shape: Shape, label: str, classes: Names, columns: Names)
         )
     names = label_names(table.labels, table.own, classes, table.where)
     labels, classes = settle(names, table.own, classes, table.where, file)
-    recipe = _recipe("table", table.values) | {"columns": table.columns, "label": label}
+    recipe = _recipe("table", table.values) | {"columns": table.columns}
     return Labelled(table.values, labels, classes, recipe)
 
 

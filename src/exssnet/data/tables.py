@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from exssnet.data.pictures import fit_all
-from exssnet.errors import DataError, InputError
+from exssnet.errors import DataError, ExssnetError, InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,8 +89,8 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
     parquet = open_parquet(file)
     names = parquet.schema_arrow.names
     columns = _features(file, names, label) if columns is None else list(columns)
-    numbers = np.empty((parquet.metadata.num_rows, len(columns)), np.float32)
-    for at, column in enumerate(columns):
+    numbers = []
+    for column in columns:
         _position(file, names, column)
         kind = parquet.schema_arrow.field(column).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -99,9 +99,10 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
         if cells.null_count:
             empty = int(np.flatnonzero(cells.is_null().to_numpy())[0])
             raise DataError(f"{file}, row {empty}, column '{column}': is empty; fill it in or remove the row")
-        numbers[:, at] = _float32(cells.to_numpy())
+        numbers.append(_float32(cells.to_numpy()))
     labels, own = ([], None) if label is None else parquet_labels(file, label)
-    table = Table(file, columns, torch.from_numpy(numbers), range(len(numbers)), "row", labels, own)
+    values = torch.from_numpy(np.stack(numbers, axis=1))
+    table = Table(file, columns, values, range(len(values)), "row", labels, own)
     _check_finite(table)
     return table
 
@@ -111,7 +112,9 @@ def parquet_labels(file: Path, label: str) -> tuple[list[Any], list[str] | None]
     parquet = open_parquet(file)
     _position(file, parquet.schema_arrow.names, label)
     own = [str(name) for name in _hub_features(parquet).get(label, {}).get("names") or []]
-    return _column(file, parquet, label).to_pylist(), own if own and len(set(own)) == len(own) else None
+    with _arrow(file):
+        written = _column(file, parquet, label).to_pylist()
+    return written, own if own and len(set(own)) == len(own) else None
 
 
 def label_column(file: Path, label: str | None) -> str:
@@ -153,6 +156,7 @@ def parquet_images(file: Path, column: str, shape: tuple[int, int, int]) -> Tens
             places = [f"{file}, row {start + row}" for row in range(len(encoded))]
             fit_all(encoded, places, images[start : start + len(encoded)])
             start += len(encoded)
+    _check_whole(file, start, parquet)
     return torch.from_numpy(images)
 
 
@@ -162,9 +166,11 @@ def open_parquet(file: Path) -> Any:
 
     with _arrow(file):
         parquet = ParquetFile(file)
+        groups = (parquet.metadata.row_group(group) for group in range(parquet.num_row_groups))
+        _check_whole(file, sum(group.num_rows for group in groups), parquet)
+        _check_names(file, parquet.schema_arrow.names)
     if not parquet.metadata.num_rows:
         raise DataError(f"{file}: has no rows; give at least one example")
-    _check_names(file, parquet.schema_arrow.names)
     return parquet
 
 
@@ -191,18 +197,26 @@ def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
 
 @contextmanager
 def _arrow(file: Path) -> Iterator[None]:
-    import pyarrow as pa
-
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except ExssnetError:
+        raise
+    except Exception as error:  # damaged files raise anything: OSError, ArrowInvalid, UnicodeDecodeError, ...
         why = " ".join(str(error).split())
         raise DataError(f"{file}: not readable as parquet ({why}); save or fetch it again") from error
 
 
 def _column(file: Path, parquet: Any, name: str) -> Any:
     with _arrow(file):
-        return parquet.read(columns=[name])[name]
+        cells = parquet.read(columns=[name])[name]
+    _check_whole(file, len(cells), parquet)
+    return cells
+
+
+def _check_whole(file: Path, rows: int, parquet: Any) -> None:
+    """Arrow reads on over some kinds of damage, and gives fewer rows."""
+    if rows != parquet.metadata.num_rows:
+        raise DataError(f"{file}: has {rows} of its {parquet.metadata.num_rows} rows; save or fetch it again")
 
 
 def _hub_features(parquet: Any) -> dict[str, dict[str, Any]]:

@@ -129,7 +129,7 @@ class StoredModel(Reader):
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             }  # fmt: skip
             coded = task_files.write(model.network, self._first(), len(model.tasks) - 1, used)[0]
-            change.commit(f"learn {name}", [*self._manifest.tasks, change.entry(card, coded)])
+            change.add(f"learn {name}", card, coded)
         return self.task(name)
 
     def told(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class StoredModel(Reader):
             learned = network.adopt(card["task"] | {"name": name, "lender": lender}, mask, masked, private)
             card = card | {"task": learned.card()}
             coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
-            change.commit(f"import {name}", [*self._manifest.tasks, change.entry(card, coded)])
+            change.add(f"import {name}", card, coded)
         return self.task(name)
 
     def import_task(self, other: StoredModel, task: str, name: str | None = None) -> None:
@@ -277,6 +277,12 @@ class Change:
 
     def with_card(self, entry: Entry, card: Mapping[str, Any]) -> Entry:
         return replace(entry, name=card["task"]["name"], card=self._writer.put(_json(card), "json"))
+
+    def add(self, what: str, card: dict[str, Any], coded: task_files.Coded) -> None:
+        """Commit one more task; the other cards need not be read again."""
+        cards = [*self._stored.cards, card]
+        self.commit(what, [*self._stored._manifest.tasks, self.entry(card, coded)])
+        self._stored._cards = cards
 
     def commit(self, what: str, entries: Sequence[Entry]) -> None:
         manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)

@@ -86,11 +86,15 @@ class Reader:
         return self._cards
 
     def task(self, name: str) -> StoredTask:
-        found = next((task for task in self.tasks if task.name == name), None)
-        if found is None:
-            known = ", ".join(task.name for task in self.tasks) or "none yet"
-            raise InputError(f"{self.path} has no task '{name}' (it has: {known})")
-        return found
+        place = self._place(name)
+        return _told(self._manifest.tasks[place], self.cards[place])
+
+    def _place(self, name: str) -> int:
+        for place, entry in enumerate(self._manifest.tasks):
+            if entry.name == name:
+                return place
+        known = ", ".join(entry.name for entry in self._manifest.tasks) or "none yet"
+        raise InputError(f"{self.path} has no task '{name}' (it has: {known})")
 
     @property
     def model(self) -> Model:
@@ -150,7 +154,15 @@ class Reader:
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(tasks):
             rows.setdefault(name, []).append(row)
-        groups = {name: self._inputs(x[places], name) for name, places in rows.items()}
+        ways: list[tuple[Any, Tensor]] = []  # of scaling the inputs, mostly one
+        groups = {}
+        for name, places in rows.items():
+            scaling = self.cards[self._place(name)]["scaling"]
+            inputs = next((found for way, found in ways if way == scaling), None)
+            if inputs is None:
+                inputs = prepared(torch.as_tensor(x), scaling)
+                ways.append((scaling, inputs))
+            groups[name] = inputs[places]
         found = torch.empty(len(x), dtype=torch.int64)
         if self._mixed is None or self._mixed.network is not self.model.network:
             self._mixed = Mixed(self.model.network)
@@ -172,8 +184,8 @@ class Reader:
         if not isinstance(data, str | Path):
             return read_examples(data)
         card, second = self.task(task).card, None if labels is None else Path(labels)
-        shape = tuple(card["recipe"]["shape"])
-        found = files.read_labelled(Path(data), shape, label=label, labels=second, classes=list(card["labels"]))
+        recipe, known = card["recipe"], list(card["labels"])
+        found = files.read_labelled(Path(data), tuple(recipe["shape"]), label, second, known, recipe=recipe)
         return found.inputs, found.labels
 
     def route(self, x: Array, rule: str = "confident", per: str = "row") -> Routed:
@@ -196,7 +208,7 @@ class Reader:
         return self.model.bake(task)
 
     def _inputs(self, x: Array, task: str) -> Tensor:
-        return prepared(torch.as_tensor(x), self.task(task).card["scaling"])
+        return prepared(torch.as_tensor(x), self.cards[self._place(task)]["scaling"])
 
 
 def _told(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
