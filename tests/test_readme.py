@@ -35,3 +35,19 @@ def test_the_first_command_prints_what_the_readme_shows(tmp_path):
         return [line.rstrip() for line in timed.splitlines() if not line.startswith(".venv")]
 
     assert lines(done.stdout) == lines(block("`make run` prints:"))
+
+
+def test_the_model_directory_prints_what_the_readme_shows(tmp_path):
+    commands = block("## A model that keeps learning, on disk")
+    shown = block("The last two print:")
+    here = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert _apart_from_numbers(lines[-5:]) == _apart_from_numbers(shown.splitlines())
+    assert "every byte as written" in lines[-1]
+
+
+def _apart_from_numbers(lines):
+    """Accuracies, sizes and dates may differ with the machine and the day; words and columns may not."""
+    return [re.sub(r"[\d.,–-]+", "#", " ".join(line.split())) for line in lines]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,15 +76,27 @@ def learn(
     ] = None,
     width: Annotated[float | None, typer.Option(help="The network's width.", rich_help_panel=MODEL)] = None,
     shape: Annotated[str | None, typer.Option("--input", help="What it takes: 3,32,32.", rich_help_panel=MODEL)] = None,
-    method: Annotated[str, typer.Option(help="exssnet or supsup, with +kkt or not.", rich_help_panel=MODEL)] = (
-        "exssnet+kkt"
-    ),
-    seed: Annotated[int, typer.Option(help="Of the first weights.", rich_help_panel=MODEL)] = 0,
+    method: Annotated[
+        str | None,
+        typer.Option(help="exssnet or supsup, with +kkt or not.", show_default="exssnet+kkt", rich_help_panel=MODEL),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the first weights.", show_default="0", rich_help_panel=MODEL)
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(help="keep or hashed: a module's own weights, or of the seed.", rich_help_panel=MODEL),
+    ] = None,
+    private: Annotated[
+        str | None,
+        typer.Option(help="norm, bias or parameters that each task has its own of.", rich_help_panel=MODEL),
+    ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a task from your own files; the first one makes the directory."""
     from exssnet import terminal_model
+    from exssnet.data.files import read_labelled
     from exssnet.store.model import StoredModel, check_name
     from exssnet.store.plan import running_low
 
@@ -89,22 +104,27 @@ def learn(
     if epochs < 1:
         raise InputError(f"epochs is {epochs}: give at least 1")
     module = _imported(network)
-    if (path / "manifest.json").exists():
-        model = StoredModel.open(path, module, device)
-        if any(value is not None for value in (width, shape)) or (network is not None and module is None):
-            raise InputError(f"{path} has its network: --network, --width and --input are for a new model")
-        found = _read(model.base.input, data, label, labels)
-    else:
-        found = _read(_numbers(shape), data, label, labels)
-        takes = tuple(found.inputs.shape[1:])
+    own = None if private is None else private.split(",")
+    of_new: dict[str, Any] = {"width": width, "method": method, "seed": seed, "init": init, "private": own}
+    given = {name: value for name, value in of_new.items() if value is not None}
+    new = not (path / "manifest.json").exists()
+    source: Path | Labelled = data
+    if new:
+        source = read_labelled(data, _numbers(shape), label=label, labels=labels)
+        takes = tuple(source.inputs.shape[1:])
         chosen = module if module is not None else network or _fitting(takes)
         model = StoredModel.create(
-            path, chosen, takes, density=density or 0.1, seed=seed, method=method, width=width, device=device
+            path, chosen, takes, density=0.1 if density is None else density, device=device, **given
         )
-    with terminal_model.progress(task, epochs, quiet=as_json) as listener:
+    else:
+        model = StoredModel.open(path, module, device)
+        if given or shape is not None or (network is not None and module is None):
+            raise InputError(f"{path} has its network: --network, --input, --{', --'.join(of_new)} are for a new model")
+    with _whole_or_not(path, new), terminal_model.progress(task, epochs, quiet=as_json) as listener:
         learned = model.learn(
-            task, found, epochs=(epochs - epochs // 2, epochs // 2), lr=lr, weight_lr=weight_lr, density=density,
-            batch_size=batch_size, optimizer=optimizer, weight_decay=weight_decay, held_out=held_out, listener=listener,
+            task, source, label=label, labels=labels, epochs=(epochs - epochs // 2, epochs // 2), lr=lr,
+            weight_lr=weight_lr, density=density, batch_size=batch_size, optimizer=optimizer,
+            weight_decay=weight_decay, held_out=held_out, listener=listener,
         )  # fmt: skip
     terminal_model.print_learned(model, learned, as_json)
     warning = running_low(model.model.network)
@@ -112,10 +132,19 @@ def learn(
         print(f"exssnet: {warning}", file=sys.stderr)
 
 
-def _read(shape: tuple[int, ...] | None, data: Path, label: str | None, labels: Path | None) -> Labelled:
-    from exssnet.data.files import read_labelled
-
-    return read_labelled(data, shape, label=label, labels=labels)
+@contextmanager
+def _whole_or_not(path: Path, new: bool) -> Iterator[None]:
+    """Where a first task cannot be learned, take away the directory that was made for it."""
+    try:
+        yield
+    except BaseException as error:
+        if new:
+            (path / "manifest.json").unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        print(f"exssnet: stopped; {path} is {'not there' if new else 'as it was'}", file=sys.stderr)
+        raise typer.Exit(130) from error
 
 
 def _fitting(shape: tuple[int, ...]) -> str:
@@ -145,7 +174,8 @@ def _imported(network: str | None) -> nn.Module | None:
     try:
         module = getattr(import_module(place), factory)()
     except Exception as error:
-        raise InputError(f"network {network} cannot be made: {type(error).__name__} {error}") from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"network {network} cannot be made: {why}") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"network {network} gives a {type(module).__name__}: it must give a torch.nn.Module")
     return module
@@ -191,7 +221,8 @@ def predict(
     from exssnet import terminal_model
     from exssnet.store.ask import answers
 
-    terminal_model.print_answers(answers(_open(path, network, device), inputs, task, rule), as_json)
+    found = answers(_open(path, network, device), inputs, task, rule)
+    terminal_model.print_answers(found, task == AUTO, as_json)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -210,19 +241,31 @@ def evaluate(
 ) -> None:
     """Measure a task on labelled files; --task auto measures how well tasks are told apart as well."""
     from exssnet import terminal_model
-    from exssnet.store.ask import evaluate_routed
+    from exssnet.store import ask
 
     model = _open(path, network, device)
-    if task != AUTO:
-        if len(data) != 1:
-            raise InputError("give --data once, or --task auto with --data TASK=FILES for every task")
-        found = {task: {"accuracy": model.evaluate(data[0], task, label=label, labels=labels)}}
+    if task == AUTO:
+        if labels is not None:
+            raise InputError("--labels belongs to one task: with --task auto give .npz files")
+        found = ask.evaluate_routed(model, _pairs(data), rule, label)
+    elif len(data) == 1:
+        found = [ask.evaluate(model, Path(data[0]), task, label, labels)]
     else:
-        pairs = [entry.partition("=") for entry in data]
-        if not all(files for _, _, files in pairs):
-            raise InputError("with --task auto write --data TASK=FILES, for example --data animals=animals/")
-        found = evaluate_routed(model, {name: Path(files) for name, _, files in pairs}, rule, label)
+        raise InputError("give --data once, or --task auto with --data TASK=FILES for every task")
     terminal_model.print_accuracies(found, as_json)
+
+
+def _pairs(data: list[str]) -> dict[str, Path]:
+    """TASK=FILES of every task."""
+    found: dict[str, Path] = {}
+    for entry in data:
+        name, _, files = entry.partition("=")
+        if not name or not files:
+            raise InputError(f"--data {entry}: with --task auto write TASK=FILES, for example animals=animals/")
+        if name in found:
+            raise InputError(f"--data names task '{name}' twice: give each once")
+        found[name] = Path(files)
+    return found
 
 
 @app.command(rich_help_panel=PANEL)
@@ -282,7 +325,7 @@ def export(
 ) -> None:
     """Write one task on its own."""
     _open(path, network).export(task, out, format)
-    print(f"wrote {out}")
+    print(f"wrote {out}" + (f", and {out}.json with labels and scaling" if format is Export.TORCH else ""))
 
 
 @app.command("import", rich_help_panel=PANEL)

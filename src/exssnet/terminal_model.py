@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 
+from exssnet.store.plan import LayerPlan
 from exssnet.train.listener import EpochReport, Listener
 
 if TYPE_CHECKING:
-    from exssnet.store.ask import Answer
+    from exssnet.store.ask import Accuracy, Answer
     from exssnet.store.model import StoredModel
     from exssnet.store.plan import Plan
     from exssnet.store.reader import StoredTask
@@ -61,18 +62,16 @@ def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
     """A new task, and what it leaves."""
     free = model.model.free
     if as_json:
-        print(json.dumps(_told(task) | {"free": free, "digest": task.digest}, ensure_ascii=False))
+        print(json.dumps(_told(task) | {"free": free}, ensure_ascii=False))
         return
     accuracy = (
         f", {task.accuracy:.1f} % right on the {task.card['held_out']} held out" if task.accuracy is not None else ""
     )
     print(f"learned {task.name}: {len(task.labels)} classes, {task.examples} examples{accuracy}")
-    lender = f" starting from {task.lender}," if task.lender else ""
-    print(
-        f"mask:{lender} {task.trained_weights:,} weights trained, {bytes_(task.size)}; "
-        f"{100 * free:.1f} % of all weights are free"
-    )
-    print(f"digest {task.digest[:16]}; earlier tasks verified unchanged")
+    start = f", starting from the mask of {task.lender}" if task.lender else ""
+    print(f"{task.trained_weights:,} weights trained{start}; {100 * free:.1f} % of all weights are free")
+    earlier = "; earlier tasks verified unchanged" if len(model.tasks) > 1 else ""
+    print(f"{bytes_(task.size)} on disk, digest {task.digest[:16]}{earlier}")
 
 
 def print_tasks(model: StoredModel, as_json: bool) -> None:
@@ -84,16 +83,16 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
     if not tasks:
         print(f"{model.path} has no task yet")
         return
-    table = _table("task", ">classes", ">accuracy %", "lender", ">overlap %", ">trained", ">size", "date")
+    rows = []
     for task in tasks:
         accuracy = NONE if task.accuracy is None else f"{task.accuracy:.1f}"
         overlap = NONE if task.overlap is None else f"{100 * task.overlap:.1f}"
-        row = [task.name, str(len(task.labels)), accuracy, task.lender or NONE, overlap, f"{task.trained_weights:,}"]
-        table.add_row(*row, bytes_(task.size), task.date[:10])
-    _print(table)
+        row = (task.name, str(len(task.labels)), accuracy, task.lender or NONE, overlap, f"{task.trained_weights:,}")
+        rows.append((*row, bytes_(task.size), task.date[:10]))
+    _print(("task", ">classes", ">accuracy %", "lender", ">overlap %", ">trained", ">size", "date"), rows)
     network = model.base.network or "a network of your own"
     size = sum(file.size for file in model.manifest.files())
-    print(f"{len(tasks)} task{'s' * (len(tasks) > 1)} on {network}, {bytes_(size)} in all")
+    print(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
 
 
 def _told(task: StoredTask) -> dict[str, Any]:
@@ -102,77 +101,74 @@ def _told(task: StoredTask) -> dict[str, Any]:
     return found
 
 
-def print_answers(answers: Sequence[Answer], as_json: bool) -> None:
-    """A row per input: the label, and the next ones."""
+def print_answers(answers: Sequence[Answer], routed: bool, as_json: bool) -> None:
+    """A row per input: its task where that had to be found, the label, and the next ones."""
     if as_json:
         print(json.dumps([asdict(answer) for answer in answers], ensure_ascii=False))
         return
-    several = len({answer.task for answer in answers}) > 1
-    table = _table("input", *(["task"] if several else []), "label", ">probability", "then")
+    rows = []
     for answer in answers:
         ranked = sorted(answer.probabilities.items(), key=lambda pair: -pair[1])[1:3]
-        then = ", ".join(f"{label} {share:.2f}" for label, share in ranked)
-        task = [answer.task] if several else []
-        table.add_row(answer.name, *task, answer.label, f"{answer.probability:.3f}", then)
-    _print(table)
-    if not several and answers:
-        print(f"task {answers[0].task}")
+        then = ", ".join(f"{label} {share:.3f}" for label, share in ranked)
+        task = [answer.task] if routed else []
+        rows.append((answer.name, *task, answer.label, f"{answer.probability:.3f}", then))
+    _print(("input", *(["task"] if routed else []), "label", ">probability", "then"), rows)
 
 
-def print_accuracies(found: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
-    """A row per task."""
+def print_accuracies(found: Sequence[Accuracy], as_json: bool) -> None:
+    """A row per task, and one for all where the task had to be found."""
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps([asdict(row) for row in found], ensure_ascii=False))
         return
-    routed = any("task_accuracy" in row for row in found.values())
-    table = _table("task", *([">task found %"] if routed else []), ">accuracy %")
-    for task, row in found.items():
-        table.add_row(task, *([f"{row['task_accuracy']:.2f}"] if routed else []), f"{row['accuracy']:.2f}")
-    _print(table)
+    routed = any(row.task_accuracy is not None for row in found)
+    headings = ("task", ">examples", *([">task found %"] if routed else []), ">accuracy %")
+    rows = []
+    for row in found:
+        share = [f"{row.task_accuracy:.2f}"] if row.task_accuracy is not None else []
+        rows.append((row.task or "all of them", f"{row.examples:,}", *share, f"{row.accuracy:.2f}"))
+    _print(headings, rows)
 
 
 def print_report(report: Report, path: Path, as_json: bool) -> None:
     """What a check found."""
     if as_json:
-        told = {"verified": report.verified, "files": report.files, "bytes": report.bytes}
+        known = None if report.tasks is None else list(report.tasks.digests)
+        told = {"verified": report.verified, "files": report.files, "bytes": report.bytes, "tasks": known}
         print(json.dumps(told | {"problems": [asdict(problem) for problem in report.problems]}, ensure_ascii=False))
         return
     for problem in report.problems:
         print(f"{problem}")
-    if report.verified:
-        known = len(report.tasks.digests) if report.tasks is not None else None
-        tasks = f"tasks: {known}, each what it was when it was learned" if known is not None else (
-            "the tasks themselves were not computed: that needs --network"
-        )  # fmt: skip
-        print(f"{path}: {report.files} files, {bytes_(report.bytes)}, every byte as written; {tasks}")
-    else:
+    if report.problems:
         print(f"{path}: {len(report.problems)} of {report.files} files are damaged")
+        return
+    tasks = "the tasks themselves were not computed: that needs --network"
+    if report.tasks is not None:
+        tasks = f"tasks: {len(report.tasks.digests)}, each what it was when it was learned"
+    print(f"{path}: {_count(report.files, 'file')}, {bytes_(report.bytes)}, every byte as written; {tasks}")
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Layers, and what it amounts to."""
     if as_json:
-        print(json.dumps(asdict(plan)))
+        print(json.dumps(asdict(plan) | {"size": plan.size, "free": plan.free, "expected": plan.expected}))
         return
-    table = _table("layer", ">weights", ">free", ">free %", f">expected after {plan.tasks} tasks")
-    for layer in plan.layers:
-        table.add_row(layer.name, f"{layer.size:,}", f"{layer.free:,}", f"{100 * layer.free / layer.size:.1f}",
-                      f"{layer.expected:,.0f}")  # fmt: skip
-    _print(table)
-    print(f"{plan.free:,} of {plan.size:,} weights are free ({100 * plan.free / plan.size:.1f} %)")
+    more = _count(plan.tasks, "task")
+    rows = [
+        (layer.name, f"{layer.size:,}", f"{layer.free:,}", f"{100 * layer.free / layer.size:.1f}",
+         f"{layer.expected:,.0f}", f"{100 * layer.expected / layer.size:.1f}")
+        for layer in [*plan.layers, LayerPlan("all", plan.size, plan.free, plan.expected)]
+    ]  # fmt: skip
+    _print(("layer", ">weights", ">free", ">%", f">after {more}", ">%"), rows)
+    print(f"{more} more at density {plan.density:g}, as expected where they have little in common with the others:")
+    print(f"  the mask of the last one overlaps {100 * plan.overlap:.0f} % with those before")
     print(
-        f"{plan.tasks} more tasks at density {plan.density:g} would leave about {plan.expected:,.0f} free; "
-        f"the last one's mask would overlap {100 * plan.overlap:.0f} %"
-    )
-    size = plan.mask_bytes + plan.weight_bytes + plan.private_bytes
-    print(
-        f"they would take about {bytes_(size)}: masks {bytes_(plan.mask_bytes)}, weights {bytes_(plan.weight_bytes)}, "
-        f"private tensors {bytes_(plan.private_bytes)}"
+        f"  {bytes_(plan.bytes)} on disk: masks {bytes_(plan.mask_bytes)}, weights {bytes_(plan.weight_bytes)}, "
+        f"private tensors {bytes_(plan.private_bytes)}, cards {bytes_(plan.card_bytes)}"
     )
     if plan.fitting is None:
-        print("less than half of the weights are free: no density leaves the last task half of its weights")
+        print("less than half of the weights are free: at no density would the last one find half of its weights free")
     else:
-        print(f"at density {plan.fitting:.3f} or less the last one would still find half of its weights free")
+        print(f"at density {plan.fitting:.3f} or less the last one finds half of its weights free")
 
 
 def bytes_(size: float) -> str:
@@ -184,13 +180,23 @@ def bytes_(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
-    return table
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _print(table: Table) -> None:
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns under their headings, to the right where those start with `>`; nothing is wrapped or cut."""
+    right = [heading.startswith(">") for heading in headings]
+    shown = [[_printable(cell) for cell in row] for row in ([h.removeprefix(">") for h in headings], *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        cells = []
+        for cell, width, to_right in zip(row, widths, right, strict=True):
+            space = " " * (width - cell_len(cell))
+            cells.append(space + cell if to_right else cell + space)
+        print("  ".join(cells).rstrip())
+
+
+def _printable(text: str) -> str:
+    """Labels and names of files may hold anything, also what a terminal would obey."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)

@@ -2,21 +2,29 @@
 
 The tasks' weights are stacked and the network runs on all of them in one go (`vmap`): for small layers, where a call
 costs more than its products, that is several times faster than one task after the other. Convolutions with weights of
-their own for every group are slow on all libraries; networks with any go task by task.
+their own for every group are slow on all libraries; networks with any go task by task, and so do modules that `vmap`
+cannot run.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from exssnet.core.network import MaskedNetwork
+from exssnet.core.network import LearnedTask, MaskedNetwork
 
 STACKED_BYTES = 256 * 2**20  # of stacked weights, at most
+FEW_ROWS = 64  # with more of a task the products cost more than the call, and padding the others would cost most
+LONGEST = 500  # rows run at once
+NO_RULE = "There is a performance drop"  # vmap's, of an operator that it runs task by task: no gain
+
+Stack = tuple[list[LearnedTask], dict[str, Tensor]]  # of which tasks, and their tensors
 
 
 class Mixed:
@@ -24,33 +32,54 @@ class Mixed:
 
     def __init__(self, network: MaskedNetwork) -> None:
         self.network = network
-        self._stacks: OrderedDict[tuple[str, ...], dict[str, Tensor]] = OrderedDict()
+        self._stacks: OrderedDict[tuple[str, ...], Stack] = OrderedDict()
         parts = network.runner.skeleton.modules()
         self._stackable = not any(isinstance(part, nn.modules.conv._ConvNd) for part in parts)
 
     def logits(self, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Per task the outputs [rows, classes] for its inputs [rows, ...]."""
         network = self.network
-        names = tuple(sorted(groups))
+        few = {name: x for name, x in groups.items() if len(x) <= FEW_ROWS}
         room = STACKED_BYTES // (network.layout.size * network.weights.element_size())
-        same = len({x.shape[1:] for x in groups.values()} | {x.dtype for x in groups.values()}) == 2
-        if not self._stackable or not 1 < len(names) <= room or not same:
-            return {name: network.logits(x.to(network.device), name) for name, x in groups.items()}
+        alike = len({(x.shape[1:], x.dtype) for x in few.values()}) == 1
+        if not (self._stackable and alike and 1 < len(few) <= room):
+            return self._one_by_one(groups)
+        try:
+            found = self._at_once(few, room)
+        except (RuntimeError, UserWarning):  # inputs that do not fit: told below; or what vmap cannot do
+            found = self._one_by_one(few)
+            self._stackable = False
+        return found | self._one_by_one({name: x for name, x in groups.items() if name not in few})
+
+    def _one_by_one(self, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        network, found = self.network, {}
+        for name, x in groups.items():
+            x = x.to(network.device)
+            try:
+                found[name] = torch.cat([network.logits(part, name) for part in torch.split(x, LONGEST)])
+            except (RuntimeError, IndexError, TypeError, ValueError):
+                network.check_input(x[:1], network.task(name).classes)  # inputs that do not fit get their one line
+                raise
+        return found
+
+    def _at_once(self, groups: Mapping[str, Tensor], room: int) -> dict[str, Tensor]:
+        network, names = self.network, tuple(sorted(groups))
         rows = max(map(len, groups.values()))
         x = torch.stack([_longer(groups[name], rows) for name in names])
         run = torch.func.vmap(lambda tensors, inputs: network.runner.run(tensors, inputs, training=False, fixed={}))
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("error", NO_RULE)
             out = run(self._stack(names, room), network.input(x.to(network.device)))
         return {name: out[at, : len(groups[name]), : network.tasks[name].classes] for at, name in enumerate(names)}
 
     def _stack(self, names: tuple[str, ...], room: int) -> dict[str, Tensor]:
-        found = self._stacks.get(names)
-        if found is None:
+        tasks = [self.network.task(name) for name in names]
+        known, found = self._stacks.pop(names, ([], {}))
+        if not all(one is other for one, other in zip_longest(known, tasks)):  # a name may be learned anew
             found = self._stacked(names)
             while self._stacks and sum(map(len, self._stacks)) + len(names) > room:
                 self._stacks.popitem(last=False)
-            self._stacks[names] = found
-        self._stacks.move_to_end(names)
+        self._stacks[names] = tasks, found
         return found
 
     def _stacked(self, names: tuple[str, ...]) -> dict[str, Tensor]:

@@ -291,13 +291,15 @@ class MaskedNetwork:
         value here, the task keeps its own beside the shared one.
         """
         self.check_new(card["name"], card["classes"])
+        mask, masked = mask.to(self.device), masked.to(self.weights)
         free = self.bank.free(mask)
         self.weights[free] = masked[free]
         apart = (mask & (self.weights != masked)).nonzero().view(-1)
         overlap = self.bank.overlap(mask)
         self.bank.add(mask)
         self._arranged.clear()
-        learned = LearnedTask(**card, private=dict(private), apart=(apart, masked[apart]) if len(apart) else None)
+        own = {name: tensor.to(self.device) for name, tensor in private.items()}
+        learned = LearnedTask(**card, private=own, apart=(apart, masked[apart]) if len(apart) else None)
         learned.overlap, learned.trained_weights = overlap, int(free.count_nonzero())
         self.tasks[learned.name] = learned
         learned.kept = self._kept(len(self.tasks) - 1, learned)

@@ -19,7 +19,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,6 +30,7 @@ from exssnet.errors import InputError, unknown
 
 RULES = ("confident", "one-shot", "binary")
 DECISIONS = ("row", "batch")
+STATISTICS = ("batch", "tasks")
 CHUNK = 256  # inputs run at once
 HELD = 2**26  # numbers of all tasks' tensors that are held; where there are more, they are made when needed
 
@@ -57,6 +58,7 @@ def route(
     tasks: Sequence[str] | None = None,
     per: str = "row",
     chunk: int = CHUNK,
+    statistics: str = "batch",
 ) -> Routed:
     """Choose a task for every row, or with `per="batch"` one for all rows, by their mean.
 
@@ -68,11 +70,17 @@ def route(
     all of them. To a class that a task lacks it gives its mean logit: the class counts as one of average odds, and
     a shift of all its logits, which means nothing, moves nothing. (Zeros would favour the tasks of many classes, and
     a logit far below zero those of few: there a small task looks sure of every input.)
+
+    Batch norms of a superposition use the statistics of the batch (of `chunk` rows), or with `statistics="tasks"` those
+    that the tasks have learned, superposed; a batch of one row always these. Those of the batch find the task more
+    often; with those of the tasks an answer does not depend on the rows beside it.
     """
     if rule not in RULES:
         raise unknown("rule", rule, RULES)
     if per not in DECISIONS:
         raise InputError(f"per is '{per}': choose one of {', '.join(DECISIONS)}")
+    if statistics not in STATISTICS:
+        raise InputError(f"statistics is '{statistics}': choose one of {', '.join(STATISTICS)}")
     if chunk < 1:
         raise InputError(f"chunk is {chunk}: give a whole number from 1")
     names = _candidates(network, tasks)
@@ -82,7 +90,7 @@ def route(
     # tensors made under inference mode could not be differentiated
     with torch.inference_mode(False), torch.no_grad():
         x = x.clone() if x.is_inference() else x
-        scores, choice = _decide(network, x, rule, names, per, chunk)
+        scores, choice = _decide(network, x, rule, names, per, chunk, statistics)
         return Routed(names, choice.expand(len(x)).contiguous(), scores.expand(len(x), -1).contiguous())
 
 
@@ -98,14 +106,14 @@ def _candidates(network: MaskedNetwork, tasks: Sequence[str] | None) -> tuple[st
 
 
 def _decide(
-    network: MaskedNetwork, x: Tensor, rule: str, names: tuple[str, ...], per: str, chunk: int
+    network: MaskedNetwork, x: Tensor, rule: str, names: tuple[str, ...], per: str, chunk: int, statistics: str
 ) -> tuple[Tensor, Tensor]:
     """Scores [cases, tasks] and choices [cases]; the cases are the rows, or the one batch."""
     if rule == "confident":
         scores = torch.stack([-_entropies(network, x, name, chunk) for name in names], 1)
         scores = scores if per == "row" else scores.mean(0, keepdim=True)
         return scores, scores.argmax(1)
-    superposed = Superposition(network, names)
+    superposed = Superposition(network, names, batch_statistics=statistics == "batch")
 
     def slopes(cases: Tensor, among: list[int]) -> Tensor:
         if per == "row":
@@ -167,8 +175,11 @@ class Superposition:
     forward mode, and its number type too few digits for a slope.
     """
 
-    def __init__(self, network: MaskedNetwork, tasks: Sequence[str]) -> None:
+    def __init__(self, network: MaskedNetwork, tasks: Sequence[str], batch_statistics: bool = False) -> None:
         self._network = network
+        parts = network.runner.skeleton.modules()
+        normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
+        self._batch_statistics = batch_statistics and normed
         self._learned = [network.task(name) for name in tasks]
         self._classes = max(learned.classes for learned in self._learned)
         self._module = copy.deepcopy(network.runner.skeleton)  # tensors are swapped into it: each caller has one
@@ -210,14 +221,17 @@ class Superposition:
 
     def logits(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         x = x.to(self._network.weights.dtype) if x.is_floating_point() else x
-        with _PlainNorms(), sdpa_kernel(SDPBackend.MATH):  # the other forms of attention have no forward mode
+        with (
+            _PlainNorms(self._batch_statistics and len(x) > 1),
+            sdpa_kernel(SDPBackend.MATH),
+        ):  # the other forms of attention have no forward mode
             output = functional_call(self._module, {**self._shared, **tensors}, (x,))
         logits: Tensor = getattr(output, "logits", output)
         return logits
 
     def slopes_of_rows(self, x: Tensor, among: Sequence[int], chunk: int) -> Tensor:
         """−∂H/∂α of every row [B, among], by a forward-mode product for each task."""
-        if len(x) < len(among):  # a backward pass for each row is less
+        if len(x) < len(among) and not self._batch_statistics:  # a backward pass for each row is less
             return self._row_by_row(x, among)
         mixed = self.mixed(among)
         columns = []
@@ -226,7 +240,7 @@ class Superposition:
             try:
                 columns.append(torch.cat([self._slope(mixed, along, rows) for rows in torch.split(x, chunk)]))
             except RuntimeError:  # an operator without a rule for forward mode
-                return self._row_by_row(x, among)
+                return torch.cat([self._row_by_row(rows, among) for rows in torch.split(x, chunk)])
         return torch.stack(columns, 1)
 
     def _slope(self, mixed: Tensors, along: Tensors, x: Tensor) -> Tensor:
@@ -241,16 +255,35 @@ class Superposition:
         for rows in torch.split(x, chunk):
             with torch.enable_grad():
                 logits = self.logits(mixed, rows)
-            flow = descent(logits.detach()) / len(x)
-            gradients = torch.autograd.grad(logits, list(mixed.values()), flow, allow_unused=True)
-            for name, gradient in zip(mixed, gradients, strict=True):
-                if gradient is not None:
-                    total[name] += gradient
-        products = [[(total[name] * t).sum() for name, t in self.tensors(task).items()] for task in among]
-        return torch.stack([torch.stack(of_task).sum() for of_task in products])
+            _add(total, mixed, logits, descent(logits.detach()) / len(x))
+        return self._along(total, among)
 
     def _row_by_row(self, x: Tensor, among: Sequence[int]) -> Tensor:
-        return torch.stack([self.slopes_of_batch(row, among, 1) for row in torch.split(x, 1)])
+        """The slopes of every row [B, among] by a backward pass for each, through the batch that the rows make."""
+        mixed = {name: tensor.requires_grad_() for name, tensor in self.mixed(among).items()}
+        found = []
+        for rows in [x] if self._batch_statistics else torch.split(x, 1):
+            with torch.enable_grad():
+                logits = self.logits(mixed, rows)
+            flow = descent(logits.detach())
+            for row in torch.eye(len(rows), dtype=flow.dtype, device=flow.device):
+                total = {name: torch.zeros_like(tensor) for name, tensor in mixed.items()}
+                _add(total, mixed, logits, flow * row[:, None])
+                found.append(self._along(total, among))
+        return torch.stack(found)
+
+    def _along(self, gradient: Tensors, among: Sequence[int]) -> Tensor:
+        """A gradient by the mixed tensors, along each task's."""
+        products = [[(gradient[name] * t).sum() for name, t in self.tensors(task).items()] for task in among]
+        return torch.stack([torch.stack(of_task).sum() for of_task in products])
+
+
+def _add(total: Tensors, mixed: Tensors, logits: Tensor, flow: Tensor) -> None:
+    """Add the gradient of Σ logits · flow by the mixed tensors."""
+    gradients = torch.autograd.grad(logits, list(mixed.values()), flow, retain_graph=True, allow_unused=True)
+    for name, gradient in zip(mixed, gradients, strict=True):
+        if gradient is not None:
+            total[name] += gradient
 
 
 def resized(head: Tensor, classes: int, outputs: int) -> Tensor:
@@ -268,6 +301,10 @@ class _PlainNorms(TorchFunctionMode):
     Forward mode drops their part of the derivative without a word, and backward refuses them.
     """
 
+    def __init__(self, of_batch: bool) -> None:
+        super().__init__()
+        self._of_batch = of_batch
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -277,8 +314,11 @@ class _PlainNorms(TorchFunctionMode):
             given.apply_defaults()
             of = given.arguments
             if not of.get("training", of.get("use_input_stats")):
-                statistics = of["running_mean"], of["running_var"]
-                return normalised(of["input"], *statistics, of["weight"], of["bias"], of["eps"])
+                x, statistics = of["input"], (of["running_mean"], of["running_var"])
+                if self._of_batch and func is functional.batch_norm:
+                    places = [0, *range(2, x.ndim)]
+                    statistics = x.mean(places), x.var(places, unbiased=False)
+                return normalised(x, *statistics, of["weight"], of["bias"], of["eps"])
         return func(*args, **kwargs)
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from exssnet.data.files import read_inputs
 from exssnet.errors import InputError
 from exssnet.store.reader import Reader
@@ -26,9 +29,9 @@ class Answer:
 
 def answers(model: Reader, paths: Sequence[Path], task: str, rule: str = "confident") -> list[Answer]:
     """What the inputs in some files are; with the task `auto` the rule finds the task of each."""
-    if not model.tasks:
+    if not model.cards:
         raise InputError(f"{model.path} has no task yet: learn one first")
-    card = model.tasks[0].card if task == AUTO else model.task(task).card
+    card = model.cards[0] if task == AUTO else model.card(task)
     inputs, names = read_inputs(list(paths), card["recipe"])
     if task == AUTO:
         routed = model.route(inputs, rule)
@@ -38,7 +41,7 @@ def answers(model: Reader, paths: Sequence[Path], task: str, rule: str = "confid
     found: dict[int, Answer] = {}
     for of in dict.fromkeys(tasks):
         rows = [row for row, one in enumerate(tasks) if one == of]
-        labels = model.task(of).labels
+        labels = model.card(of)["labels"]
         for row, share in zip(rows, model.probabilities(inputs[rows], of).cpu(), strict=True):
             best = int(share.argmax())
             every = dict(zip(labels, share.tolist(), strict=True))
@@ -46,20 +49,38 @@ def answers(model: Reader, paths: Sequence[Path], task: str, rule: str = "confid
     return [found[row] for row in range(len(names))]
 
 
+@dataclass(frozen=True)
+class Accuracy:
+    """In percent: how often the answer is right, and where the task had to be found, how often that was."""
+
+    task: str | None  # None: of all tasks together
+    examples: int
+    accuracy: float
+    task_accuracy: float | None = None
+
+
+def evaluate(model: Reader, path: Path, task: str, label: str | None = None, labels: Path | None = None) -> Accuracy:
+    """How often a task is right on labelled files."""
+    inputs, numbers = model.examples(path, task, label, labels)
+    return Accuracy(task, len(numbers), model.evaluate((inputs, numbers), task))
+
+
 def evaluate_routed(
     model: Reader, data: Mapping[str, Path], rule: str = "confident", label: str | None = None
-) -> dict[str, dict[str, float]]:
+) -> list[Accuracy]:
     """Per task, and for all: how often the task is found, and how often task and class are."""
-    found: dict[str, dict[str, float]] = {}
-    rows = right_task = right = 0
+    own: dict[str, Tensor] = {}  # bool per row: the task was found
+    right: dict[str, Tensor] = {}  # and the class
     for task, path in data.items():
-        inputs, labels = model.examples(path, task, label)
+        inputs, numbers = model.examples(path, task, label)
         routed = model.route(inputs, rule)
-        own = routed.choice.cpu() == routed.tasks.index(task)
-        correct = own & (model.predict(inputs, task).cpu() == labels)
-        shares = [100 * float(part.double().mean()) for part in (own, correct)]
-        found[task] = dict(zip(("task_accuracy", "accuracy"), shares, strict=True))
-        rows, right_task, right = rows + len(labels), right_task + int(own.sum()), right + int(correct.sum())
+        own[task] = routed.choice.cpu() == routed.tasks.index(task)
+        right[task] = own[task] & (model.predict(inputs, task).cpu() == numbers)
+    found = [_accuracy(task, right[task], own[task]) for task in data]
     if len(found) > 1:
-        found["all"] = {"task_accuracy": 100 * right_task / rows, "accuracy": 100 * right / rows}
+        found.append(_accuracy(None, torch.cat([*right.values()]), torch.cat([*own.values()])))
     return found
+
+
+def _accuracy(task: str | None, right: Tensor, own: Tensor) -> Accuracy:
+    return Accuracy(task, len(right), *(100 * float(hits.double().mean()) for hits in (right, own)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from exssnet.errors import InputError, StoreError
@@ -37,7 +39,8 @@ class Exported(nn.Module):
         self.register_buffer("std", torch.tensor(found["std"]).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.network((x.float() * self.scale - self.mean) / self.std)
+        scaled = x if x.dtype == torch.int64 else (x.float() * self.scale - self.mean) / self.std
+        out: Tensor = self.network(scaled)
         return out
 
 
@@ -47,18 +50,29 @@ def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
         raise InputError(f"format is '{form}': choose one of {', '.join(FORMATS)}")
     if path.exists():
         raise InputError(f"{path} is there already: choose another name, or remove it")
-    card = model.task(task).card
-    module = Exported(_whole(model.bake(task)), card["scaling"] or _unit(card), len(card["recipe"]["shape"])).eval()
+    beside = path.with_name(f"{path.name}.json")  # what a state_dict does not say
+    if form == "torch" and beside.exists():
+        raise InputError(f"{beside} is there already: choose another name, or remove it")
+    card = model.card(task)
+    network = _whole(model.bake(task)).cpu()
+    module = Exported(network, card["scaling"] or _unit(card), len(card["recipe"]["shape"])).eval()
     if form == "model":
         _as_directory(model, task, path)
         return module
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if form == "torch":
-        save_file({name: tensor.contiguous() for name, tensor in module.network.state_dict().items()}, path)
-        path.with_suffix(".json").write_text(json.dumps(_told(model, task), indent=1, ensure_ascii=False) + "\n")
-    else:
-        _as_onnx(module, tuple(card["recipe"]["shape"]), path, _told(model, task))
+    content = _state(network) if form == "torch" else _as_onnx(module, card["recipe"], _told(model, task))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        if form == "torch":
+            beside.write_text(json.dumps(_told(model, task), indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
+
+
+def _state(network: nn.Module) -> bytes:
+    """The state_dict; tied tensors are in it under each of their names."""
+    return save({name: tensor.clone().contiguous() for name, tensor in network.state_dict().items()})
 
 
 def _told(model: StoredModel, task: str) -> dict[str, Any]:
@@ -85,35 +99,55 @@ def _whole(module: nn.Module) -> nn.Module:
     return module
 
 
-def _as_onnx(module: Exported, shape: tuple[int, ...], path: Path, told: Mapping[str, Any]) -> None:
+def _as_onnx(module: Exported, recipe: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
     try:
         import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install 'exssnet[onnx]'") from error
-    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     batch = torch.export.Dim("batch", min=1)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter warns of its own
         program = torch.onnx.export(
-            module, (x,), dynamo=True, verbose=False, input_names=["input"], output_names=["logits"],
-            dynamic_shapes=({0: batch},),
+            module, (_inputs(2, recipe, module.scale),), dynamo=True, verbose=False, input_names=["input"],
+            output_names=["logits"], dynamic_shapes=({0: batch},),
         )  # fmt: skip
     assert program is not None
     found = program.model_proto
     for key, value in told.items():
         found.metadata_props.append(onnx.StringStringEntryProto(key=key, value=json.dumps(value, ensure_ascii=False)))
-    content = found.SerializeToString()
+    content: bytes = found.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    asked = torch.rand(3, *shape, generator=torch.Generator().manual_seed(1))
+    asked = _inputs(3, recipe, module.scale)
     with torch.no_grad():
         wanted = module(asked)
     (answer,) = session.run(["logits"], {"input": asked.numpy()})
     away = float((torch.from_numpy(answer) - wanted).abs().max())
     if not away <= TOLERANCE * max(1.0, float(wanted.abs().max())):
         raise StoreError(f"onnxruntime does not compute what PyTorch computes (they are {away:g} apart): not written")
-    path.write_bytes(content)
+    return content
+
+
+def _inputs(rows: int, recipe: Mapping[str, Any], scale: float) -> Tensor:
+    """Raw inputs by chance; of indices, of which the largest is not known, zeros and ones."""
+    draw = torch.Generator().manual_seed(rows)
+    shape = (rows, *recipe["shape"])
+    if recipe.get("dtype") == "int64":
+        return torch.randint(0, 2, shape, generator=draw)
+    return torch.rand(shape, generator=draw) / scale
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the log of a library, which tells what it has not installed."""
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _as_directory(model: StoredModel, task: str, path: Path) -> None:
@@ -129,8 +163,11 @@ def adopt(model: StoredModel, other: StoredModel, task: str, name: str) -> None:
     if (model.base.first, model.base.structure) != (other.base.first, other.base.structure):
         raise InputError(f"{other.path} has another base than {model.path}: its tasks cannot be shared")
     found = other.model.network
-    card = other.task(task).card
+    card = other.card(task)
+    lender = card["task"]["lender"]
+    if lender not in [one.name for one in model.tasks] or model.task(lender).digest != other.task(lender).digest:
+        card = card | {"task": card["task"] | {"lender": None}}  # not here, or another one of that name
     mask = found.mask(task)
     masked = torch.cat([tensor.reshape(-1) for tensor in found.effective(task).values()])
     private = {key: tensor.clone() for key, tensor in found.task(task).private.items()}
-    model.adopt(dict(card), name, mask, masked, private)
+    model.adopt(card, name, mask, masked, private)

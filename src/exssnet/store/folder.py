@@ -5,7 +5,8 @@
     lock             held by the one process that writes
 
 A change writes its new files, then the manifest that names them. The manifest before is kept as a file too, with all
-that it names, so the last change can be taken back. What neither names is swept away by the next change.
+that it names, so the last change can be taken back; a note then says so. What none of these names is swept away by the
+next change.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,9 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exssnet.errors import StoreError
-from exssnet.store.manifest import File, Manifest, parse
+from exssnet.store.manifest import File, Manifest, parse, undone_note
 
 MANIFEST, FILES, LOCK = "manifest.json", "files", "lock"
+_OURS = re.compile(r"[0-9a-f]{32}\.(json|safetensors)|\.[0-9a-f]{32}\.(json|safetensors)\.\d+\.tmp")
 
 
 class Folder:
@@ -32,7 +35,7 @@ class Folder:
         self.path = path
 
     def exists(self) -> bool:
-        return (self.path / MANIFEST).is_file()
+        return os.path.isfile(self.path / MANIFEST)
 
     def manifest(self) -> Manifest:
         return parse(self.manifest_bytes(), str(self.path / MANIFEST))
@@ -41,7 +44,7 @@ class Folder:
         try:
             return (self.path / MANIFEST).read_bytes()
         except FileNotFoundError as error:
-            raise StoreError(f"{self.path} is no model directory: it has no {MANIFEST}") from error
+            raise Missing(f"{self.path} is no model directory: it has no {MANIFEST}") from error
         except OSError as error:
             raise StoreError(f"{self.path / MANIFEST} cannot be read: {error.strerror}") from error
 
@@ -58,25 +61,36 @@ class Folder:
             raise StoreError(f"{path} is damaged: it does not have the digest in the manifest")
         return content
 
+    def has_tasks(self) -> bool:
+        """Whether there are files that only a manifest with tasks leaves, be the manifest there or not."""
+        return any((self.path / FILES).glob("[0-9a-f]" * 32 + ".json"))
+
+    def note(self, content: bytes) -> File | None:
+        """The note that a change was undone, back to the manifest with this content; None if none was."""
+        note = File.of(undone_note(content), "json")
+        return note if os.path.isfile(self.path / FILES / note.name) else None
+
     @contextmanager
     def writing(self) -> Iterator[Writer]:
         """Be the one writer; what fails inside changes nothing."""
         try:
             (self.path / FILES).mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a+")
+            lock = (self.path / LOCK).open("a+b", buffering=0)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 lock.seek(0)
-                who = lock.read().strip() or "another process"
+                who = lock.read(40).decode(errors="replace").strip() or "another process"
                 raise StoreError(f"{self.path} is being changed by {who}: try again when it is done") from error
-            try:
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be locked: {error.strerror}") from error
+            with suppress(OSError):  # only for others to read, and no reason to stop
                 lock.truncate(0)
-                lock.write(f"process {os.getpid()}\n")
-                lock.flush()
+                lock.write(f"process {os.getpid()}\n".encode())
+            try:
                 yield Writer(self)
             except OSError as error:
                 raise StoreError(f"{self.path} cannot be written, and is as it was: {_reason(error)}") from error
@@ -94,10 +108,10 @@ class Writer:
         self._files = folder.path / FILES
 
     def put(self, content: bytes, ending: str) -> File:
-        """Write a file for good, unless it is there already."""
+        """Write a file for good, unless it is there already, undamaged."""
         file = File.of(content, ending)
         path = self._files / file.name
-        if not (path.is_file() and path.stat().st_size == file.size):
+        if not (path.is_file() and path.read_bytes() == content):
             _write(path, content)
         return file
 
@@ -108,6 +122,10 @@ class Writer:
         if self.folder.exists():
             now = self.folder.manifest_bytes()
             before, number = self.put(now, "json"), parse(now, MANIFEST).number + 1
+        elif self.folder.has_tasks():
+            raise StoreError(
+                f"{self.folder.path} holds tasks, but has lost its {MANIFEST}: put that back, or use another directory"
+            )
         time = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = replace(manifest, before=before, number=number, time=time)
         self._replace(manifest.content())
@@ -118,35 +136,42 @@ class Writer:
         now = self.folder.manifest()
         if now.before is None:
             raise StoreError(f"{self.folder.path} has no change that could be undone")
-        try:
-            content = self.folder.read(now.before)
-        except Missing as error:
-            raise StoreError(f"{self.folder.path}: only the last change can be undone, and it has been") from error
+        if self.folder.note(self.folder.manifest_bytes()) is not None:
+            raise StoreError(f"{self.folder.path}: only the last change can be undone, and it has been")
+        content = self.folder.read(now.before)
         back = parse(content, now.before.name)
         for file in back.files():
             self.folder.read(file)
+        if back.before is not None:
+            self.put(undone_note(content), "json")
         self._replace(content)
         return back
 
     def _replace(self, content: bytes) -> None:
         _sync(self._files)
         _write(self.folder.path / MANIFEST, content)
-        _sync(self.folder.path)
+        try:
+            _sync(self.folder.path)
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder.path} was changed, but a power failure may still undo it: {_reason(error)}"
+            ) from error
         with suppress(OSError):  # what stays behind is swept the next time
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what neither the manifest nor the one before it names."""
-        now = self.folder.manifest()
-        kept = {file.name for file in now.files()}
+        """Remove what neither the manifest nor the one before it names; files that others put there stay."""
+        content = self.folder.manifest_bytes()
+        now = parse(content, MANIFEST)
+        kept = {file.name for file in now.files()} | {File.of(undone_note(content), "json").name}
         if now.before is not None:
             kept.add(now.before.name)
             with suppress(StoreError):
                 kept |= {file.name for file in parse(self.folder.read(now.before), "").files()}
         unfinished = self.folder.path.glob(f".{MANIFEST}.*.tmp")  # of a writer that was killed
-        for path in [*self._files.iterdir(), *unfinished]:
-            if path.name not in kept:
-                path.unlink()
+        swept = [path for path in self._files.iterdir() if _OURS.fullmatch(path.name) and path.name not in kept]
+        for path in [*swept, *unfinished]:
+            path.unlink()
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -158,8 +183,10 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # swept the next time
+            beside.unlink()
+        raise
 
 
 def _sync(folder: Path) -> None:

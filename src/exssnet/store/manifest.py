@@ -33,7 +33,7 @@ class File:
     @classmethod
     def from_json(cls, found: Any) -> File:
         """Checked, since a name from outside must not lead out of the directory."""
-        file = cls(str(found["name"]), str(found["sha256"]), int(found["size"]))
+        file = cls(_typed(found["name"], str), _typed(found["sha256"], str), _typed(found["size"], int))
         stem, _, ending = file.name.partition(".")
         if len(file.sha256) != 64 or stem != file.sha256[:32] or ending not in ("json", "safetensors"):
             raise ValueError(f"file name {file.name!r}")
@@ -104,27 +104,54 @@ def parse(content: bytes, where: str) -> Manifest:
     """The manifest of these bytes, checked against its own digest."""
     try:
         found = json.loads(content)
-        made_for = found["format"]
-    except (ValueError, KeyError, TypeError) as error:
+        made_for, whole = found["format"], _signed(found) == content
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{where} is damaged: {_line(error)}") from error
     if type(made_for) is int and made_for > FORMAT:
         raise StoreError(
             f"{where} has format {made_for}, from exssnet {found.get('exssnet')}; this version reads {FORMAT}: upgrade"
         )
-    if _signed(found) != content:
+    if not whole:
         raise StoreError(f"{where} is damaged: it does not have its own digest")
     try:
-        before, base_file = found["before"], found["base_file"]
-        entries = tuple(
-            Entry(task["name"], File.from_json(task["card"]), File.from_json(task["tensors"]), task["predictor"])
-            for task in found["tasks"]
-        )
+        if _typed(made_for, int) != FORMAT:
+            raise ValueError(f"format {made_for}")
         return Manifest(
-            found["base"], base_file and File.from_json(base_file), entries, found["change"], found["time"],
-            before and File.from_json(before), found["number"],
+            _typed(found["base"], dict), _file(found["base_file"]), _entries(found["tasks"]),
+            _typed(found["change"], str), _typed(found["time"], str), _file(found["before"]),
+            _typed(found["number"], int),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{where} is not a manifest of format {FORMAT}: {_line(error)}") from error
+
+
+def undone_note(content: bytes) -> bytes:
+    """What is noted when a change is undone, back to the manifest with this content: the one before it is gone."""
+    return _text({"undone": hashlib.sha256(content).hexdigest()})
+
+
+def _entries(found: Any) -> tuple[Entry, ...]:
+    entries = tuple(
+        Entry(
+            _typed(task["name"], str), File.from_json(task["card"]), File.from_json(task["tensors"]),
+            _typed(task["predictor"], str, type(None)),
+        )
+        for task in found
+    )  # fmt: skip
+    names = [entry.name for entry in entries]
+    if len(set(names)) < len(names):
+        raise ValueError(f"tasks {names}")
+    return entries
+
+
+def _file(found: Any) -> File | None:
+    return None if found is None else File.from_json(found)
+
+
+def _typed(found: Any, *kinds: type) -> Any:
+    if type(found) not in kinds:
+        raise TypeError(f"{found!r} where {kinds[0].__name__} was expected")
+    return found
 
 
 def _line(error: Exception) -> str:

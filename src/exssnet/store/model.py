@@ -20,7 +20,7 @@ from exssnet.model import Model
 from exssnet.store import exchange
 from exssnet.store import tasks as task_files
 from exssnet.store.base import new_base
-from exssnet.store.folder import Folder, Writer
+from exssnet.store.folder import FILES, LOCK, Folder, Writer
 from exssnet.store.manifest import Entry, Manifest
 from exssnet.store.plan import Plan, plan
 from exssnet.store.reader import Reader, StoredTask, prepared
@@ -56,7 +56,7 @@ class StoredModel(Reader):
         `network` is the name of a built-in one or a module of yours; its own weights are kept unless `init` says
         "hashed" (drawn from the seed). The module itself is not stored: pass it again to `open`.
         """
-        folder = Folder(Path(path))
+        folder = _new_folder(path)
         base, _, stored = new_base(network, input, width, density, seed, method, init, private, head_layer)
         with folder.writing() as writer:
             if folder.exists():
@@ -68,7 +68,7 @@ class StoredModel(Reader):
     @classmethod
     def with_base(cls, path: str | Path, like: StoredModel) -> StoredModel:
         """A directory without tasks that has the base of another one."""
-        folder, file = Folder(Path(path)), like._manifest.base_file
+        folder, file = _new_folder(path), like._manifest.base_file
         with folder.writing() as writer:
             if folder.exists():
                 raise StoreError(f"{path} is a model directory already: choose another name")
@@ -162,8 +162,8 @@ class StoredModel(Reader):
     def rename(self, task: str, name: str) -> None:
         """Give a task another name."""
         check_name(name)
-        self.task(task)
         with self._changing() as change:
+            self.task(task)
             if any(entry.name == name for entry in self._manifest.tasks):
                 raise InputError(f"task '{name}' is there already: choose another name")
             entries = []
@@ -176,12 +176,14 @@ class StoredModel(Reader):
 
     def remove(self, task: str) -> int:
         """Take a task out; how many weights became free. What other tasks read stays, and they are verified."""
-        self.task(task)
         with self._changing() as change:
+            self.task(task)
             network = change.model.network
             before = network.bank.free_count
             first, start = self._first(), list(network.tasks).index(task)
             network.remove(task, first)
+            for learned in network.tasks.values():  # the name may be another task's some day
+                learned.lender = None if learned.lender == task else learned.lender
             used = torch.zeros_like(network.bank.used)
             for index in range(start):
                 used |= network.bank.mask(index)
@@ -189,7 +191,8 @@ class StoredModel(Reader):
             cards = [card for card in self.cards if card["task"]["name"] != task]
             entries = left[:start]
             for card, coded in zip(cards[start:], task_files.write(network, first, start, used), strict=True):
-                entries.append(change.entry(card, coded))
+                lender = network.tasks[card["task"]["name"]].lender
+                entries.append(change.entry(card | {"task": card["task"] | {"lender": lender}}, coded))
             freed = network.bank.free_count - before
             change.commit(f"remove {task}", entries)
         return freed
@@ -202,8 +205,7 @@ class StoredModel(Reader):
         with self._changing() as change:
             network = change.model.network
             used = network.bank.used.clone()
-            lender = card["task"]["lender"] if card["task"]["lender"] in network.tasks else None
-            learned = network.adopt(card["task"] | {"name": name, "lender": lender}, mask, masked, private)
+            learned = network.adopt(card["task"] | {"name": name}, mask, masked, private)
             card = card | {"task": learned.card()}
             coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
             change.add(f"import {name}", card, coded)
@@ -229,7 +231,16 @@ class StoredModel(Reader):
 
     def plan(self, tasks: int = 10, density: float | None = None) -> Plan:
         """What is left, and what so many more tasks at a density will leave and cost."""
-        return plan(self.model.network, tasks, self.base.density if density is None else density)
+        density = self.base.density if density is None else density
+        return plan(self.model.network, tasks, density, not self.base.method.startswith("supsup"), self._card_bytes())
+
+    def _card_bytes(self) -> float:
+        """What a task's files hold besides tensors: a card, and a header."""
+        if not self._manifest.tasks:
+            network = self.model.network
+            return 800 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, shapes, digests
+        last = self._manifest.tasks[-1]
+        return last.card.size + 8 + int.from_bytes(self._folder.read(last.tensors)[:8], "little")
 
     def verify(self) -> Report:
         """Check every file against its digest, and every task against what it was when it was learned."""
@@ -300,6 +311,16 @@ def check_name(name: str) -> None:
             f"{name!r} cannot be a task's name: give up to {LONGEST_NAME} letters, digits and signs without / \\ "
             f"or commas, and not '{AUTO}'"
         )
+
+
+def _new_folder(path: str | Path) -> Folder:
+    """A directory for a new model: never among somebody's other files."""
+    folder = Folder(Path(path))
+    if not folder.exists() and folder.path.is_dir():
+        ours = {FILES, LOCK}  # of a model that was never finished
+        if any(entry.name not in ours and not entry.name.startswith(".") for entry in folder.path.iterdir()):
+            raise StoreError(f"{path} has other files, and is no model directory: choose another name")
+    return folder
 
 
 def _scaling(found: files.Labelled, train: Tensor) -> dict[str, Any] | None:

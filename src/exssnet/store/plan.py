@@ -6,8 +6,11 @@ used ones more often, and leaves more free. So these are expectations for tasks 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
+
+from torch import Tensor
 
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import keep_counts
@@ -37,6 +40,7 @@ class Plan:
     mask_bytes: float  # expected, for all of the new tasks
     weight_bytes: float
     private_bytes: float
+    card_bytes: float  # what is written about them, and the headers of their files
     fitting: float | None  # the largest density at which the last task finds half of its weights free
 
     @property
@@ -51,9 +55,17 @@ class Plan:
     def expected(self) -> float:
         return sum(layer.expected for layer in self.layers)
 
+    @property
+    def bytes(self) -> float:
+        return self.mask_bytes + self.weight_bytes + self.private_bytes + self.card_bytes
 
-def plan(network: MaskedNetwork, tasks: int, density: float) -> Plan:
-    """What `tasks` more tasks at this density will leave and cost."""
+
+def plan(network: MaskedNetwork, tasks: int, density: float, trains: bool = True, card: float = 0.0) -> Plan:
+    """What `tasks` more tasks at this density will leave and cost; `card` are bytes of each that are no tensors.
+
+    Private tensors are taken to be as large as those of the tasks so far, or of one with as many classes as the
+    network was built for. `trains`: whether the method trains the free weights in a mask.
+    """
     if type(tasks) is not int or tasks < 1:
         raise InputError(f"tasks is {tasks}: give a whole number, at least 1")
     keep = keep_counts(network.layout, density)
@@ -66,12 +78,16 @@ def plan(network: MaskedNetwork, tasks: int, density: float) -> Plan:
         before += left * (1 - share) ** (tasks - 1) * share  # free weights in the last mask
         mask_bits += tasks * entropy_bits(layer.size, kept)
         trained += left * (1 - (1 - share) ** tasks)
-    private = [sum(t.numel() * t.element_size() for t in task.private.values()) for task in network.tasks.values()]
-    each = sum(private) / len(private) if private else 0.0
+    private = [_bytes(task.private) for task in network.tasks.values()] or [_bytes(network.start_private("", 2))]
     return Plan(
-        tasks, density, tuple(layers), 1 - before / sum(keep), mask_bits / 8, 4 * trained, tasks * each,
+        tasks, density, tuple(layers), 1 - before / sum(keep), mask_bits / 8,
+        network.weights.element_size() * trained if trains else 0.0, tasks * sum(private) / len(private), tasks * card,
         fitting_density(sum(free) / network.layout.size, tasks),
     )  # fmt: skip
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def entropy_bits(size: int, ones: int) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ class Reader:
     @property
     def tasks(self) -> tuple[StoredTask, ...]:
         """The learned tasks, in order."""
-        return tuple(_told(entry, card) for entry, card in zip(self._manifest.tasks, self.cards, strict=True))
+        cards = self.cards  # first: reading them may find a newer state
+        return tuple(_told(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=True))
 
     @property
     def cards(self) -> list[dict[str, Any]]:
@@ -86,8 +88,13 @@ class Reader:
         return self._cards
 
     def task(self, name: str) -> StoredTask:
-        place = self._place(name)
-        return _told(self._manifest.tasks[place], self.cards[place])
+        card = self.card(name)
+        return _told(self._manifest.tasks[self._place(name)], card)
+
+    def card(self, name: str) -> dict[str, Any]:
+        """A task's card, as stored."""
+        cards = self.cards  # first, as above
+        return cards[self._place(name)]
 
     def _place(self, name: str) -> int:
         for place, entry in enumerate(self._manifest.tasks):
@@ -108,10 +115,12 @@ class Reader:
         for _ in range(10):
             try:
                 return read()
-            except Missing:
+            except Missing as error:
                 now = self._folder.manifest()
-                if now == self._manifest or self._cards is not None or self._loaded is not None:
+                if now == self._manifest:
                     raise
+                if self._cards is not None or self._loaded is not None:  # of which something has been told already
+                    raise StoreError(f"{self.path} has been changed since it was read: open it again") from error
                 self._manifest = now
         raise StoreError(f"{self.path} changes faster than it can be read")
 
@@ -157,10 +166,10 @@ class Reader:
         ways: list[tuple[Any, Tensor]] = []  # of scaling the inputs, mostly one
         groups = {}
         for name, places in rows.items():
-            scaling = self.cards[self._place(name)]["scaling"]
+            scaling = self.card(name)["scaling"]
             inputs = next((found for way, found in ways if way == scaling), None)
             if inputs is None:
-                inputs = prepared(torch.as_tensor(x), scaling)
+                inputs = self._inputs(x, name)
                 ways.append((scaling, inputs))
             groups[name] = inputs[places]
         found = torch.empty(len(x), dtype=torch.int64)
@@ -183,7 +192,7 @@ class Reader:
         """Raw inputs and labels of a task's examples."""
         if not isinstance(data, str | Path):
             return read_examples(data)
-        card, second = self.task(task).card, None if labels is None else Path(labels)
+        card, second = self.card(task), None if labels is None else Path(labels)
         recipe, known = card["recipe"], list(card["labels"])
         found = files.read_labelled(Path(data), tuple(recipe["shape"]), label, second, known, recipe=recipe)
         return found.inputs, found.labels
@@ -192,14 +201,14 @@ class Reader:
         """Which task raw inputs are from."""
         if not self.cards:
             raise InputError(f"{self.path} has no task yet: there is nothing to choose from")
-        if len({json.dumps(card["recipe"], sort_keys=True) for card in self.cards}) > 1:
+        if len({_takes(card["recipe"]) for card in self.cards}) > 1:
             raise InputError("the tasks take different kinds of input: name the task")
-        names = [card["task"]["name"] for card in self.cards]
+        network, names = self.model.network, [card["task"]["name"] for card in self.cards]
         if all(card["scaling"] == self.cards[0]["scaling"] for card in self.cards):
-            return route(self.model.network, self._inputs(x, names[0]), rule, per=per)
+            return route(network, self._inputs(x, names[0]).to(network.device), rule, per=per)
         if rule != "confident":
             raise InputError(f"rule '{rule}' needs tasks that scale their inputs alike, which these do not: confident")
-        parts = [route(self.model.network, self._inputs(x, name), rule, [name], per) for name in names]
+        parts = [route(network, self._inputs(x, name).to(network.device), rule, [name], per) for name in names]
         scores = torch.cat([part.scores for part in parts], 1)  # each task looks at the inputs in its own scaling
         return Routed(tuple(names), scores.argmax(1), scores)
 
@@ -208,7 +217,7 @@ class Reader:
         return self.model.bake(task)
 
     def _inputs(self, x: Array, task: str) -> Tensor:
-        return prepared(torch.as_tensor(x), self.cards[self._place(task)]["scaling"])
+        return prepared(checked(x), self.card(task)["scaling"])
 
 
 def _told(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
@@ -218,6 +227,19 @@ def _told(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
         task["trained_weights"], card["date"], entry.card.size + entry.tensors.size,
         combined_digest(task["digests"]), card,
     )  # fmt: skip
+
+
+def _takes(recipe: Mapping[str, Any]) -> str:
+    """What inputs have in common that one task can take as well as another, wherever they came from."""
+    dtype = "uint8" if recipe["kind"] == "image" else "float32"
+    return json.dumps([recipe["shape"], recipe.get("dtype", dtype), recipe.get("columns")])
+
+
+def checked(x: Array) -> Tensor:
+    """Raw inputs [N, ...] that a network can take: finite, of a known number type."""
+    if not isinstance(x, Tensor):
+        x = np.asarray(x)
+    return read_examples((x, torch.zeros(len(x) if x.ndim else 0, dtype=torch.int64)))[0]
 
 
 def prepared(inputs: Tensor, scaling: Mapping[str, Any] | None) -> Tensor:

@@ -31,7 +31,7 @@ class Coded:
 
 def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> list[Coded]:
     """The files of the tasks from `start` on; `used` is the union of the masks before."""
-    used, names = used.clone(), list(network.tasks)
+    used, first, names = used.clone(), first.to(network.device), list(network.tasks)
     coded = []
     for index in range(start, len(names)):
         learned, mask = network.tasks[names[index]], network.bank.mask(index)
