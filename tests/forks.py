@@ -5,13 +5,18 @@ import os
 import subprocess
 import sys
 import traceback
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SLOW = ("sklearn.neighbors", "torch._dynamo", "torch.onnx", "exssnet.cli", "exssnet.methods.exssnet",
-        "exssnet.store.model", "exssnet.terminal")  # fmt: skip
+SLOW = (
+    "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.core.selection_numba", "exssnet.methods.exssnet",
+    "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model", "exssnet.terminal", "exssnet.terminal_model",
+    "pyarrow.parquet", "sklearn.neighbors", "torch._dynamo", "torch.onnx", "torch.profiler", "typer.main",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class Forks:
 def serve() -> None:
     for name in SLOW:
         import_module(name)
+    sys.argv = ["exssnet", "list", "methods"]
+    with redirect_stdout(StringIO()), suppress(SystemExit):
+        import_module("exssnet.cli").main()  # what a command imports before it does anything
     for line in sys.stdin:
         asked = json.loads(line)
         if "wait" in asked:
@@ -64,6 +72,7 @@ def serve() -> None:
         if process == 0:
             run(asked)
         print(process, flush=True)
+    os._exit(0)
 
 
 def run(asked: dict) -> None:

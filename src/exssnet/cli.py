@@ -58,7 +58,8 @@ def main() -> None:
         print(f"exssnet: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("exssnet: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        again = "; the same command goes on from the last checkpoint" if sys.argv[1:2] == ["run"] else ""
+        print(f"exssnet: stopped{again}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,12 +134,13 @@ def learn(
 @contextmanager
 def _whole_or_not(path: Path, new: bool) -> Iterator[None]:
     """Where a first task cannot be learned, take away the directory that was made for it."""
+    from exssnet.store.folder import Folder
+
     try:
         yield
     except BaseException as error:
         if new:
-            (path / "manifest.json").unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
+            Folder(path).discard()
         if not isinstance(error, KeyboardInterrupt):
             raise
         print(f"exssnet: stopped; {path} is {'not there' if new else 'as it was'}", file=sys.stderr)

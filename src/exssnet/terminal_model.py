@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from decimal import ROUND_DOWN, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
 
 from exssnet.store.plan import LayerPlan
 from exssnet.train.listener import EpochReport, Listener
@@ -42,7 +44,7 @@ class _Bar(Listener):
     """Epochs of both phases, with loss and accuracies."""
 
     def __init__(self, bars: Any, task: str, epochs: int) -> None:
-        self._bars, self._bar = bars, bars.add_task(task, total=epochs, now="")
+        self._bars, self._bar = bars, bars.add_task(escape(task), total=epochs, now="")
         self._before, self._phase, self._epoch, self._epochs, self._scores = 0, "", 0, 0, ""
 
     def phase_started(self, name: str, epochs: int, done: int) -> None:
@@ -150,17 +152,18 @@ def print_report(report: Report, path: Path, as_json: bool) -> None:
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Layers, and what it amounts to."""
     if as_json:
-        print(json.dumps(asdict(plan) | {"size": plan.size, "free": plan.free, "expected": plan.expected}))
+        sums = {"size": plan.size, "free": plan.free, "expected": plan.expected, "bytes": plan.bytes}
+        print(json.dumps(asdict(plan) | sums))
         return
-    more = _count(plan.tasks, "task")
+    more = _count(plan.tasks, "more task")
     rows = [
         (layer.name, f"{layer.size:,}", f"{layer.free:,}", f"{100 * layer.free / layer.size:.1f}",
          f"{layer.expected:,.0f}", f"{100 * layer.expected / layer.size:.1f}")
         for layer in [*plan.layers, LayerPlan("all", plan.size, plan.free, plan.expected)]
     ]  # fmt: skip
     _print(("layer", ">weights", ">free", ">%", f">after {more}", ">%"), rows)
-    print(f"{more} more at density {plan.density:g}, as expected where they have little in common with the others:")
-    print(f"  the mask of the last one overlaps {100 * plan.overlap:.0f} % with those before")
+    print(f"{more} at density {plan.density:g}, where they have little in common with the others:")
+    print(f"  the mask of the last one overlaps {100 * plan.overlap:.0f} % with those before it")
     print(
         f"  {bytes_(plan.bytes)} on disk: masks {bytes_(plan.mask_bytes)}, weights {bytes_(plan.weight_bytes)}, "
         f"private tensors {bytes_(plan.private_bytes)}, cards {bytes_(plan.card_bytes)}"
@@ -168,7 +171,9 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     if plan.fitting is None:
         print("less than half of the weights are free: at no density would the last one find half of its weights free")
     else:
-        print(f"at density {plan.fitting:.3f} or less the last one finds half of its weights free")
+        digits = Context(prec=2, rounding=ROUND_DOWN).create_decimal_from_float(plan.fitting)
+        density = f"density {digits} or less" if plan.fitting < 1 else "any density"
+        print(f"at {density} the last one finds half of its weights free")
 
 
 def bytes_(size: float) -> str:

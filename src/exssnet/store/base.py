@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import combined_digest, tensor_digest
-from exssnet.errors import InputError, StoreError
+from exssnet.errors import InputError, StoreError, unknown
 from exssnet.model import Model
 from exssnet.models import build, names
 
@@ -89,6 +89,8 @@ def new_base(
     base = Base(name, tuple(input), width, density, seed, method, init, tuple(private), head_layer)
     if not base.input or min(base.input) < 1:
         raise InputError(f"input is {base.input}: give the shape of one example, for example 3,32,32")
+    if name is not None and name not in names():
+        raise unknown("network", name, names())
     if module is None and init == "keep":
         raise InputError(f"init 'keep' is for a pretrained module of your own: {name} is drawn from the seed")
     model = base.model(module)

@@ -70,6 +70,17 @@ class Folder:
         note = File.of(undone_note(content), "json")
         return note if os.path.isfile(self.path / FILES / note.name) else None
 
+    def discard(self) -> None:
+        """Take away a directory that was only just made; what others have put there stays."""
+        with suppress(OSError):
+            (self.path / MANIFEST).unlink(missing_ok=True)
+            for path in [*(self.path / FILES).iterdir()]:
+                if _OURS.fullmatch(path.name):
+                    path.unlink()
+            (self.path / FILES).rmdir()
+            (self.path / LOCK).unlink(missing_ok=True)
+            self.path.rmdir()
+
     @contextmanager
     def writing(self) -> Iterator[Writer]:
         """Be the one writer; what fails inside changes nothing."""

@@ -101,7 +101,7 @@ class StoredModel(Reader):
         check_name(name)
         if not 0 <= held_out < 1:
             raise InputError(f"held_out is {held_out}: give a share from 0 up to, but not including, 1")
-        if any(entry.name == name for entry in self._manifest.tasks):
+        if any(entry.name == name for entry in self._folder.manifest().tasks):  # before the data is read
             raise InputError(f"task '{name}' has been learned already: choose another name")
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
@@ -119,7 +119,7 @@ class StoredModel(Reader):
             )  # fmt: skip
             accuracy = model.evaluate(validation, name) if validation is not None else None
             card = {
-                "task": learned.card(), "labels": list(found.classes), "recipe": dict(found.recipe),
+                "task": learned.card(), "labels": list(found.classes), "label": label, "recipe": dict(found.recipe),
                 "scaling": scaling, "accuracy": accuracy, "examples": len(train), "held_out": len(rest),
                 "settings": {
                     "method": self.base.method, "density": model.network.density, "epochs": list(epochs), "lr": lr,
@@ -238,7 +238,7 @@ class StoredModel(Reader):
         """What a task's files hold besides tensors: a card, and a header."""
         if not self._manifest.tasks:
             network = self.model.network
-            return 800 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, shapes, digests
+            return 500 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, shapes, digests
         last = self._manifest.tasks[-1]
         return last.card.size + 8 + int.from_bytes(self._folder.read(last.tensors)[:8], "little")
 

@@ -189,10 +189,12 @@ class Reader:
     def examples(
         self, data: str | Path | Examples, task: str, label: str | None = None, labels: str | Path | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Raw inputs and labels of a task's examples."""
+        """Raw inputs and labels of a task's examples; of a table, the column of labels is as it was learned."""
         if not isinstance(data, str | Path):
             return read_examples(data)
         card, second = self.card(task), None if labels is None else Path(labels)
+        if label is None and Path(data).suffix.lower() in files.TABLES:
+            label = card.get("label")
         recipe, known = card["recipe"], list(card["labels"])
         found = files.read_labelled(Path(data), tuple(recipe["shape"]), label, second, known, recipe=recipe)
         return found.inputs, found.labels

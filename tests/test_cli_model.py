@@ -1,0 +1,354 @@
+"""The verbs for a model directory as a user meets them: processes of their own, on real data of every kind."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_wine
+from tests.forks import Done, Forks
+from tests.parts import need
+from tests.store.small import content
+from tests.user_files import DIGITS, NETWORK, bomb, csv_file, hub_rows, names, picture_folder
+
+from exssnet import Model
+from exssnet.terminal_model import bytes_
+
+SMALL = ("--network", "lenet-300-100", "--width", "0.3")
+QUICK = ("--epochs", "16")
+
+
+@pytest.fixture(scope="module")
+def exssnet() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+def good(done: Done) -> str:
+    """What a command printed that went well, and said nothing else."""
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def told(done: Done) -> object:
+    return json.loads(good(done))
+
+
+def refused(done: Done, said: str) -> None:
+    """One line, no traceback, exit code 2."""
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert re.fullmatch(rf"exssnet: [^\n]*{said}[^\n]*\n", done.stderr), done.stderr
+
+
+def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_path: Path):
+    def run(*arguments: object) -> Done:
+        return exssnet(*arguments, cwd=tmp_path)
+
+    picture_folder(tmp_path / "low", (0, 1, 2))
+    picture_folder(tmp_path / "high", (7, 8, 9))
+    printed = good(run("learn", "model", "--task", "low", "--data", "low", "--input", "1,8,8", *SMALL, *QUICK))
+    assert re.fullmatch(
+        r"learned low: 3 classes, 162 examples, [\d.]+ % right on the 18 held out\n"
+        r"[\d,]+ weights trained; 90\.0 % of all weights are free\n"
+        r"[\d.]+ kB on disk, digest [0-9a-f]{16}\n",
+        printed,
+    )
+    high = told(run("learn", "model", "--task", "high", "--data", "high", *QUICK, "--json"))
+    assert (high["name"], high["labels"], high["lender"]) == ("high", ["digit-7", "digit-8", "digit-9"], "low")
+    assert high["accuracy"] > 80
+
+    table = good(run("tasks", "model")).splitlines()
+    assert table[0].split() == ["task", "classes", "accuracy", "%", "lender", "overlap", "%", "trained", "size", "date"]
+    assert [row.split()[0] for row in table[1:3]] == ["low", "high"]
+    assert re.fullmatch(r"2 tasks on lenet-300-100, [\d.]+ kB in all", table[3])
+    assert [task["digest"] for task in told(run("tasks", "model", "--json"))][1] == high["digest"]
+
+    asked = sorted((tmp_path / "low").rglob("*.png"))[::7]
+    answers = told(run("predict", "model", *asked, "--task", "low", "--json"))
+    right = [answer["label"] == file.parent.name for answer, file in zip(answers, asked, strict=True)]
+    assert np.mean(right) > 0.9
+    for answer in answers:
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+        assert (
+            answer["probability"] == max(answer["probabilities"].values()) == answer["probabilities"][answer["label"]]
+        )
+    shown = good(run("predict", "model", asked[0], "--task", "low")).splitlines()
+    assert shown[0].split() == ["input", "label", "probability", "then"]
+    assert shown[1].split()[:2] == [asked[0].name, answers[0]["label"]]
+
+    (found,) = told(run("evaluate", "model", "--task", "low", "--data", "low", "--json"))
+    assert (found["task"], found["examples"]) == ("low", 180)
+    assert found["accuracy"] > 90
+    assert good(run("evaluate", "model", "--task", "low", "--data", "low")).split()[-1] == f"{found['accuracy']:.2f}"
+
+    both = ("--data", "low=low", "--data", "high=high")
+    shares = {}
+    for rule in ("confident", "one-shot", "binary"):
+        rows = told(run("evaluate", "model", "--task", "auto", *both, "--rule", rule, "--json"))
+        assert [row["task"] for row in rows] == ["low", "high", None]
+        assert rows[2]["task_accuracy"] == pytest.approx((rows[0]["task_accuracy"] + rows[1]["task_accuracy"]) / 2)
+        assert all(row["accuracy"] <= row["task_accuracy"] for row in rows)
+        shares[rule] = rows[2]["task_accuracy"]
+    assert shares["confident"] > 75
+    table = good(run("evaluate", "model", "--task", "auto", *both)).splitlines()
+    assert table[0].split() == ["task", "examples", "task", "found", "%", "accuracy", "%"]
+    assert table[3].split()[:5] == ["all", "of", "them", "360", f"{shares['confident']:.2f}"]
+    routed = told(run("predict", "model", *asked, "--task", "auto", "--json"))
+    assert np.mean([answer["task"] == "low" for answer in routed]) > 0.6
+    assert good(run("predict", "model", *asked, "--task", "auto")).split()[:5] == [
+        "input",
+        "task",
+        "label",
+        "probability",
+        "then",
+    ]
+
+    assert good(run("verify", "model")) == (
+        f"model: 6 files, {bytes_(Model.open(tmp_path / 'model').verify().bytes)}, every byte as written; "
+        "tasks: 2, each what it was when it was learned\n"
+    )
+    assert told(run("verify", "model", "--json"))["tasks"] == ["low", "high"]
+    planned = told(run("plan", "model", "--tasks", "3", "--density", "0.05", "--json"))
+    assert (planned["tasks"], planned["density"]) == (3, 0.05)
+    assert 0 < planned["expected"] < planned["free"] < planned["size"]
+    lines = good(run("plan", "model")).splitlines()
+    assert "after 10 more tasks" in lines[0]
+    assert lines[4].startswith("10 more tasks at density 0.1")
+    assert told(run("show", "model"))["tasks"] == ["low", "high"]
+    assert told(run("show", "model", "--task", "high"))["recipe"] == {"kind": "image", "shape": [1, 8, 8]}
+
+    assert good(run("rename", "model", "--task", "low", "--to", "few")) == "low is now few\n"
+    assert told(run("tasks", "model", "--json"))[1]["lender"] == "few"
+    assert re.fullmatch(
+        r"removed high: [\d,]+ weights are free again; all other tasks verified unchanged\n",
+        good(run("remove", "model", "--task", "high")),
+    )
+    assert good(run("rollback", "model")) == "undone: remove high\n"
+    refused(run("rollback", "model"), "only the last change can be undone")
+    assert [task["name"] for task in told(run("tasks", "model", "--json"))] == ["few", "high"]
+
+    assert good(run("export", "model", "--task", "high", "--out", "high.safetensors")).startswith(
+        "wrote high.safetensors"
+    )
+    good(run("export", "model", "--task", "high", "--format", "model", "--out", "alone"))
+    assert told(run("verify", "alone", "--json"))["tasks"] == ["high"]
+    refused(run("import", "model", "--from", "alone", "--task", "high"), "'high' has been learned already")
+    good(run("import", "model", "--from", "alone", "--task", "high", "--as", "again"))
+    rows = [told(run("evaluate", "model", "--task", task, "--data", "high", "--json"))[0] for task in ("high", "again")]
+    assert rows[0]["accuracy"] == rows[1]["accuracy"] > 80
+
+    need("onnxruntime", "pip install 'exssnet[onnx]'")
+    assert (
+        good(run("export", "model", "--task", "high", "--format", "onnx", "--out", "high.onnx")) == "wrote high.onnx\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "label", "options", "epochs"),
+    [
+        ("ylecun/mnist/mnist/train-00000-of-00001.parquet", "label", ("--input", "1,28,28", *SMALL), 16),
+        ("uoft-cs/cifar100/cifar100/train-00000-of-00002.parquet", "coarse_label",
+         ("--network", "resnet18", "--width", "6", "--input", "3,16,16"), 12),
+    ],
+    ids=["mnist", "cifar100"],
+)  # fmt: skip
+def test_images_as_the_hub_has_them(exssnet: Forks, mirror: Path, tmp_path: Path, source, label, options, epochs):
+    for name, classes in (("a", [0, 1]), ("b", [4, 9])):
+        file = hub_rows(mirror / source, tmp_path / f"{name}.parquet", label, classes, 80)
+        made = options if name == "a" else ()
+        learned = told(exssnet("learn", "model", "--task", name, "--data", file, "--label", label, *made, "--epochs",
+                               epochs, "--json", cwd=tmp_path))  # fmt: skip
+        assert learned["labels"] == names(file, label)  # as the file itself says
+    for name in ("a", "b"):
+        (found,) = told(
+            exssnet("evaluate", "model", "--task", name, "--data", f"{name}.parquet", "--json", cwd=tmp_path)
+        )
+        assert found["accuracy"] > 65
+        answers = told(exssnet("predict", "model", f"{name}.parquet", "--task", name, "--json", cwd=tmp_path))
+        assert [answers[0]["name"], len(answers)] == [f"{name}.parquet:0", 160]
+    rows = told(exssnet("evaluate", "model", "--task", "auto", "--data", "a=a.parquet", "--data", "b=b.parquet",
+                        "--json", cwd=tmp_path))  # fmt: skip
+    assert [row["task"] for row in rows] == ["a", "b", None]
+    assert told(exssnet("verify", tmp_path / "model", "--json"))["verified"]
+
+
+def test_tables(exssnet: Forks, tmp_path: Path):
+    def run(*arguments: object) -> Done:
+        return exssnet(*arguments, cwd=tmp_path)
+
+    wine, cancer = load_wine(), load_breast_cancer()
+    kinds = [f"kind {label}" for label in wine.target]
+    csv_file(tmp_path / "wine.csv", wine.data, wine.feature_names, kinds)
+    columns = [name.replace(" ", "_") for name in cancer.feature_names[:13]]
+    csv_file(tmp_path / "cancer.csv", cancer.data[:, :13], columns, ["bad" if y else "good" for y in cancer.target])
+    order = np.random.default_rng(0).permutation(13)
+    csv_file(tmp_path / "shuffled.csv", wine.data[:, order], [wine.feature_names[at] for at in order], kinds)
+
+    for task in ("wine", "cancer"):
+        learned = told(run("learn", "model", "--task", task, "--data", f"{task}.csv", "--label", "state",
+                           *(SMALL if task == "wine" else ()), "--json"))  # fmt: skip
+        assert learned["accuracy"] > 85
+    scaling = told(run("show", "model", "--task", "wine"))["scaling"]
+    train = np.abs(np.array(scaling["mean"]) / wine.data.mean(0) - 1).max()
+    assert 0 < train < 0.1  # the mean of the train part, not of all
+    shares = [told(run("evaluate", "model", "--task", "wine", "--data", file, "--json"))[0]["accuracy"]
+              for file in ("wine.csv", "shuffled.csv")]  # fmt: skip
+    assert shares[0] == shares[1] > 90  # columns are found by name
+    answers = told(run("predict", "model", "shuffled.csv", "--task", "wine", "--json"))
+    assert np.mean([answer["label"] == kind for answer, kind in zip(answers, kinds, strict=True)]) > 0.9
+    assert answers[0]["name"] == "shuffled.csv:2"  # the line in the file
+    refused(run("predict", "model", "wine.csv", "--task", "auto"), "the tasks take different kinds of input")
+    good(run("verify", "model"))
+
+
+def test_arrays_and_a_network_of_one_s_own(exssnet: Forks, tmp_path: Path):
+    def run(*arguments: object) -> Done:
+        return exssnet(*arguments, cwd=tmp_path)
+
+    (tmp_path / "mine.py").write_text(NETWORK)
+    low = DIGITS.target < 4
+    np.savez(tmp_path / "low.npz", x=DIGITS.data[low].astype(np.float32), y=DIGITS.target[low])
+    np.save(tmp_path / "x.npy", DIGITS.data[~low].astype(np.float32))
+    np.save(tmp_path / "y.npy", DIGITS.target[~low])
+    own = ("--network", "mine:network")
+    for model, init in (("kept", ()), ("hashed", ("--init", "hashed", "--private", "norm,bias"))):
+        first = told(run("learn", model, "--task", "low", "--data", "low.npz", *own, *init, "--epochs", "16", "--json"))
+        later = ("learn", model, "--task", "high", "--data", "x.npy", "--labels", "y.npy", "--epochs", "16", "--json")
+        refused(run(*later), "a network of your own: pass the module, on the command line with --network")
+        second = told(run(*later, *own))
+        assert min(first["accuracy"], second["accuracy"]) > 80
+        refused(run("predict", model, "low.npz", "--task", "low"), "with --network")
+        refused(run("predict", model, "low.npz", "--task", "low", "--network", "mine:other"), "has other parameters")
+        refused(run("predict", model, "low.npz", "--task", "low", "--network", "mine:broken"), "KeyError: 'no such'")
+        refused(run("predict", model, "low.npz", "--task", "low", "--network", "mine:number"), "must give a torch")
+        answers = told(run("predict", model, "low.npz", "--task", "auto", *own, "--json"))
+        assert np.mean([answer["task"] == "low" for answer in answers]) > 0.5
+        assert "needs --network" in good(run("verify", model))
+        assert "tasks: 2" in good(run("verify", model, *own))
+        assert "2 tasks on a network of your own" in good(run("tasks", model))
+        good(run("plan", model, *own))
+        good(run("export", model, "--task", "high", "--format", "model", "--out", f"{model}-high", *own))
+        good(run("remove", model, "--task", "high", *own))
+        good(run("import", model, "--from", f"{model}-high", "--task", "high", *own))
+        (found,) = told(
+            run("evaluate", model, "--task", "high", "--data", "x.npy", "--labels", "y.npy", *own, "--json")
+        )
+        assert found["accuracy"] > 80
+
+
+def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_path: Path):
+    def run(*arguments: object) -> Done:
+        return exssnet(*arguments, cwd=tmp_path)
+
+    picture_folder(tmp_path / "good", (0, 1), each=12)
+    good(run("learn", "model", "--task", "good", "--data", "good", "--input", "1,8,8", *SMALL, "--epochs", "2"))
+    picture_folder(tmp_path / "one", (3,), each=4)
+    picture_folder(tmp_path / "unreadable", (0, 1), each=4)
+    (tmp_path / "unreadable/digit-1/0000.png").write_text("no image")
+    picture_folder(tmp_path / "bomb", (0, 1), each=4)
+    (tmp_path / "bomb/digit-1/0000.png").write_bytes(bomb())
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "empty").mkdir()
+    csv_file(tmp_path / "table.csv", np.eye(4), list("abcd"), ["x", "y"] * 2)
+    (tmp_path / "object.npz").write_bytes(b"PK\x05\x06" + bytes(18))
+    before = content(tmp_path / "model")
+    learn = ("learn", "model", "--task", "new", "--epochs", "2", "--data")
+    for arguments, said in [
+        ((*learn, "nowhere"), "no such file or folder"),
+        ((*learn, "one"), "at least two"),
+        ((*learn, "unreadable"), r"digit-1/0000\.png"),
+        ((*learn, "bomb"), r"digit-1/0000\.png"),
+        ((*learn, "empty"), "empty"),
+        ((*learn, "empty.csv", "--label", "state"), r"empty\.csv"),
+        ((*learn, "table.csv", "--label", "states"), "'?states'?"),
+        ((*learn, "table.csv", "--label", "state"), "the network takes"),
+        ((*learn, "object.npz"), r"object\.npz"),
+        ((*learn, "good", "--density", "0"), "density is 0"),
+        ((*learn, "good", "--width", "1"), "are for a new model"),
+        ((*learn, "good", "--network", "resnet18"), "are for a new model"),
+        ((*learn, "good", "--batch-size", "0"), "batch"),
+        ((*learn, "good", "--optimizer", "adamm"), "adam"),
+        (("learn", "model", "--task", "good", "--data", "good"), "has been learned already"),
+        (("learn", "model", "--task", "a/b", "--data", "good"), "cannot be a task's name"),
+        (("learn", "model", "--task", "auto", "--data", "good"), "cannot be a task's name"),
+        (("learn", "model", "--task", "new", "--data", "good", "--epochs", "0"), "epochs is 0"),
+        (("rename", "model", "--task", "good", "--to", "a,b"), "cannot be a task's name"),
+        (("rename", "model", "--task", "good", "--to", "good"), "is there already"),
+        (("rename", "model", "--task", "bad", "--to", "c"), "no task 'bad'"),
+        (("remove", "model", "--task", "bad"), "no task 'bad'"),
+        (("predict", "model", "table.csv", "--task", "good"), r"table\.csv"),
+        (("predict", "model", "good/digit-0/0000.png", "--task", "bad"), "no task 'bad'"),
+        (("evaluate", "model", "--task", "good", "--data", "one"), "digit-3"),
+        (("evaluate", "model", "--task", "good", "--data", "good", "--data", "one"), "give --data once"),
+        (("evaluate", "model", "--task", "auto", "--data", "good"), "write TASK=FILES"),
+        (("evaluate", "model", "--task", "auto", "--data", "good=good", "--data", "good=one"), "twice"),
+        (("evaluate", "model", "--task", "auto", "--data", "bad=good"), "no task 'bad'"),
+        (("export", "model", "--task", "good", "--out", "table.csv"), "is there already"),
+        (("import", "model", "--from", "good", "--task", "good"), "is no model directory"),
+        (("plan", "model", "--tasks", "0"), "tasks is 0"),
+        (("tasks", "nowhere"), "is no model directory"),
+        (("verify", "nowhere"), "is no model directory"),
+    ]:
+        refused(run(*arguments), said)
+        assert content(tmp_path / "model") == before, arguments
+    assert told(run("verify", "model", "--json"))["verified"]
+
+    there = set(tmp_path.iterdir())
+    for arguments, said in [
+        (("--data", "one"), "at least two"),
+        (("--data", "unreadable"), "0000"),
+        (("--data", "good", "--lr", "-1"), "lr is -1"),
+        (("--data", "good", "--density", "0"), "density is 0"),
+        (("--data", "good", "--network", "lenet"), "unknown network 'lenet'"),
+        (("--data", "good", "--method", "hat"), "is for runs"),
+        (("--data", "good", "--input", "3,x"), "give whole numbers with commas"),
+    ]:  # fmt: skip
+        refused(run("learn", "new", "--task", "a", "--epochs", "2", *arguments), said)
+        assert set(tmp_path.iterdir()) == there  # nothing is left of it
+
+
+def test_while_one_process_learns_another_cannot_change_and_stopping_it_leaves_all_as_it_was(
+    exssnet: Forks, tmp_path: Path
+):
+    np.savez(tmp_path / "a.npz", x=DIGITS.data.astype(np.float32), y=DIGITS.target)
+    learn = ("--data", "a.npz", "--epochs")
+    good(exssnet("learn", "model", "--task", "a", *learn, 2, *SMALL, cwd=tmp_path))
+    before = content(tmp_path / "model")
+    for model, said in (("model", "model is as it was"), ("new", "new is not there")):
+        process = exssnet.start("learn", model, "--task", "b", *learn, 100000, cwd=tmp_path)
+        lock = tmp_path / model / "lock"
+        while not (lock.exists() and lock.read_text() == f"process {process}\n"):
+            time.sleep(0.01)
+        time.sleep(0.3)  # it is learning now
+        if model == "model":
+            refused(exssnet("rename", model, "--task", "a", "--to", "c", cwd=tmp_path),
+                    f"is being changed by process {process}: try again when it is done")  # fmt: skip
+            assert told(exssnet("tasks", model, "--json", cwd=tmp_path))[0]["name"] == "a"
+        os.kill(process, signal.SIGINT)
+        done = exssnet.wait(process)
+        assert (done.returncode, done.stderr) == (130, f"exssnet: stopped; {said}\n")
+    assert content(tmp_path / "model") == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_warning_says_when_little_is_free_and_names_are_never_obeyed(exssnet: Forks, tmp_path: Path):
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).numpy()
+    labels = np.array(["[red]a[/blue]", "\x1b[31m:smile:"])[(x[:, 0] > 0).astype(int)]
+    np.savez(tmp_path / "a.npz", x=x, y=labels)
+    first = ("learn", "m", "--task", "[bold]", "--data", "a.npz", "--density", "0.8", "--epochs", "2", *SMALL)
+    done = exssnet(*first, cwd=tmp_path)
+    assert done.returncode == 0
+    assert re.fullmatch(r"exssnet: \d+ % of the weights are free: new tasks will mostly select[^\n]*\n", done.stderr)
+    assert "[bold]" in good(exssnet("tasks", "m", cwd=tmp_path))
+    printed = good(exssnet("predict", "m", "a.npz", "--task", "[bold]", cwd=tmp_path))
+    assert "[red]a[/blue]" in printed
+    assert "\N{REPLACEMENT CHARACTER}[31m:smile:" in printed
+    assert "\x1b" not in printed
