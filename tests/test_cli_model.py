@@ -325,7 +325,9 @@ def test_while_one_process_learns_another_cannot_change_and_stopping_it_leaves_a
     for model, said in (("model", "model is as it was"), ("new", "new is not there")):
         process = exssnet.start("learn", model, "--task", "b", *learn, 100000, cwd=tmp_path)
         lock = tmp_path / model / "lock"
+        patience = time.monotonic() + 60
         while not (lock.exists() and lock.read_text() == f"process {process}\n"):
+            assert time.monotonic() < patience
             time.sleep(0.01)
         time.sleep(0.3)  # it is learning now
         if model == "model":

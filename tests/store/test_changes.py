@@ -41,6 +41,21 @@ class Years(RuleBasedStateMachine):
         learn(self.model, name, number, classes, density=density)
         self.changed(self.tasks | {name: self.model.model.logits(X, name)})
 
+    @rule(task=st.sampled_from(["guest0", "guest1"]), name=NAMES)
+    def take_in(self, task: str, name: str) -> None:
+        """A task from elsewhere, whose weights may be other tasks' here."""
+        if not (self.place / "home").exists():
+            home = create(self.place / "home", density=0.4)
+            for number in range(2):
+                learn(home, f"guest{number}", 70 + number, 2 + number)
+        home = Model.open(self.place / "home")
+        if name in self.tasks:
+            with pytest.raises(InputError, match="has been learned already"):
+                self.model.import_task(home, task, name)
+            return
+        self.model.import_task(home, task, name)
+        self.changed(self.tasks | {name: home.model.logits(X, task)})
+
     @precondition(lambda self: self.tasks)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:

@@ -43,10 +43,8 @@ class LearnedTask:
     digests: dict[str, str]  # per effective weight tensor and private tensor, as learned
     kept: str  # digest of what is stored for this task alone: mask bits and private tensors
     private: dict[str, Tensor] = field(repr=False)
+    # where, and with which values, it differs from the shared weights, having been learned elsewhere
     apart: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
-
-    # `apart`: where in the vector of weights, and with which values, this task differs from the shared ones: a task
-    # that was learned elsewhere, on weights that are other tasks' here.
 
     @property
     def digest(self) -> str:
@@ -277,10 +275,20 @@ class MaskedNetwork:
         self.bank.remove(index)
         del self.tasks[task]
         self._arranged.clear()
-        alone = mask & ~self.bank.used
+        alone = mask & ~self._read()
         self.weights[alone] = first.to(self.weights)[alone]
         self.verify().require()
         self._used_digests = self._digests_of_used()
+
+    def _read(self) -> Tensor:
+        """The shared weights that some task computes with: those of all masks, but for what a task has apart."""
+        read = torch.zeros_like(self.bank.used)
+        for index, learned in enumerate(self.tasks.values()):
+            mask = self.bank.mask(index)
+            if learned.apart is not None:
+                mask[learned.apart[0]] = False
+            read |= mask
+        return read
 
     def adopt(
         self, card: Mapping[str, Any], mask: Tensor, masked: Tensor, private: Mapping[str, Tensor]

@@ -42,12 +42,12 @@ def settle(
 
 
 def _classes(names: Sequence[str], own: list[str] | None, path: Path) -> list[str]:
-    """The file's own list, or the names that occur: numbers by size, text by name."""
+    """The names that occur, in the order of the file's own list; without one numbers by size, text by name."""
     distinct = set(names)
     if len(distinct) < 2:
         raise DataError(f"{path}: all labels are '{names[0]}'; a task needs at least two classes")
     if own is not None:
-        return own
+        return [name for name in own if name in distinct]
     try:
         return sorted(distinct, key=lambda name: (int(name), name))
     except ValueError:
