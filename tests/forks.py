@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -79,6 +80,7 @@ def run(asked: dict) -> None:
     """In the fork: the command, from its arguments to its exit code."""
     from exssnet.cli import main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us without
     os.chdir(asked["cwd"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for name, place in (("out", 1), ("err", 2)):

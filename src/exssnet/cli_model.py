@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 AUTO = "auto"
+MOST_NUMBERS = 10**8  # of one example
 
 Where = Annotated[Path, typer.Argument(metavar="MODEL", help="The model directory.")]
 Task = Annotated[str, typer.Option("--task", help="The task's name.")]
@@ -62,7 +64,9 @@ def learn(
     epochs: Annotated[int, typer.Option(help="Epochs, half of them for the mask.")] = 30,
     lr: Annotated[float, typer.Option(help="Learning rate of the mask.")] = 0.01,
     weight_lr: Annotated[float, typer.Option(help="Learning rate of the weights.")] = 0.003,
-    batch_size: Annotated[int, typer.Option(help="Examples per step.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples per step.", show_default="64, fewer for few examples")
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd.")] = "adam",
     weight_decay: Annotated[float | None, typer.Option(help="The optimizer's decay.", show_default="its own")] = None,
     held_out: Annotated[float, typer.Option(help="Share that is kept to measure the accuracy.")] = 0.1,
@@ -96,6 +100,7 @@ def learn(
     """Add a task from your own files; the first one makes the directory."""
     from exssnet import terminal_model
     from exssnet.data.files import read_labelled
+    from exssnet.store.folder import Folder
     from exssnet.store.model import StoredModel, check_name
     from exssnet.store.plan import running_low
 
@@ -104,22 +109,23 @@ def learn(
         raise InputError(f"epochs is {epochs}: give at least 1")
     module = _imported(network)
     own = None if private is None else private.split(",")
-    of_new: dict[str, Any] = {"width": width, "method": method, "seed": seed, "init": init, "private": own}
-    given = {name: value for name, value in of_new.items() if value is not None}
-    new = not (path / "manifest.json").exists()
+    given = _asked(width=width, method=method, seed=seed, init=init, private=own)
     source: Path | Labelled = data
-    if new:
+    if Folder(path).exists():
+        model = StoredModel.open(path, module, device)
+        base = model.base.json() | {"network": network if module is not None else model.base.network}
+        asked = given | _asked(input=_numbers(shape) and list(_numbers(shape) or ()), network=network)
+        other = [name for name, value in asked.items() if base[name] != value]
+        if other:
+            raise InputError(f"{path} has its network: other values of --{', --'.join(other)} are for a new model")
+    else:
         source = read_labelled(data, _numbers(shape), label=label, labels=labels)
         takes = tuple(source.inputs.shape[1:])
         chosen = module if module is not None else network or _fitting(takes)
-        model = StoredModel.create(
+        model = StoredModel.begin(
             path, chosen, takes, density=0.1 if density is None else density, device=device, **given
         )
-    else:
-        model = StoredModel.open(path, module, device)
-        if given or shape is not None or (network is not None and module is None):
-            raise InputError(f"{path} has its network: --network, --input, --{', --'.join(of_new)} are for a new model")
-    with _whole_or_not(path, new), terminal_model.progress(task, epochs, quiet=as_json) as listener:
+    with _stoppable(path, task), terminal_model.progress(task, epochs, quiet=as_json) as listener:
         learned = model.learn(
             task, source, label=label, labels=labels, epochs=(epochs - epochs // 2, epochs // 2), lr=lr,
             weight_lr=weight_lr, density=density, batch_size=batch_size, optimizer=optimizer,
@@ -131,19 +137,22 @@ def learn(
         print(f"exssnet: {warning}", file=sys.stderr)
 
 
+def _asked(**options: Any) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @contextmanager
-def _whole_or_not(path: Path, new: bool) -> Iterator[None]:
-    """Where a first task cannot be learned, take away the directory that was made for it."""
+def _stoppable(path: Path, task: str) -> Iterator[None]:
+    """Where learning is stopped, say what became of the task."""
     from exssnet.store.folder import Folder
 
     try:
         yield
-    except BaseException as error:
-        if new:
-            Folder(path).discard()
-        if not isinstance(error, KeyboardInterrupt):
-            raise
-        print(f"exssnet: stopped; {path} is {'not there' if new else 'as it was'}", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        learned = Folder(path).exists() and any(entry.name == task for entry in Folder(path).manifest().tasks)
+        left = "has the task" if learned else "is as it was" if Folder(path).exists() else "is not there"
+        print(f"exssnet: stopped; {path} {left}", file=sys.stderr)
         raise typer.Exit(130) from error
 
 
@@ -156,9 +165,12 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(int(number) for number in text.split(","))
+        numbers = tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise InputError(f"input is '{text}': give whole numbers with commas, for example 3,32,32") from None
+        numbers = ()
+    if not numbers or min(numbers) < 1 or prod(numbers) > MOST_NUMBERS:
+        raise InputError(f"input is '{text}': give whole numbers from 1 with commas, for example 3,32,32")
+    return numbers
 
 
 def _imported(network: str | None) -> nn.Module | None:
@@ -203,7 +215,7 @@ def tasks(path: Where, as_json: AsJson = False) -> None:
 def show(path: Where, task: Annotated[str | None, typer.Option("--task", help="One task.")] = None) -> None:
     """Print all that is known of the model, or of one task, as JSON."""
     model = _open(path)
-    found: dict[str, Any] = dict(model.task(task).card) if task else model.told()
+    found: dict[str, Any] = dict(model.task(task).card) if task else model.summary()
     print(json.dumps(found, indent=1, ensure_ascii=False))
 
 

@@ -169,7 +169,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         f"private tensors {bytes_(plan.private_bytes)}, cards {bytes_(plan.card_bytes)}"
     )
     if plan.fitting is None:
-        print("less than half of the weights are free: at no density would the last one find half of its weights free")
+        print("at no density would the last one find half of its weights free")
     else:
         digits = Context(prec=2, rounding=ROUND_DOWN).create_decimal_from_float(plan.fitting)
         density = f"density {digits} or less" if plan.fitting < 1 else "any density"

@@ -127,7 +127,7 @@ def test_removing_frees_what_no_other_task_reads_and_takes_its_bytes_off_the_dis
     network = four.model.network
     masks = {name: network.mask(name) for name in network.tasks}
     weights, wanted, digests = network.weights.clone(), logits(four), {task.name: task.digest for task in four.tasks}
-    size, free = four.told()["bytes"], network.bank.free_count
+    size, free = four.summary()["bytes"], network.bank.free_count
     name = f"task{gone}"
     freed = four.remove(name)
     del masks[name], wanted[name], digests[name]
@@ -141,7 +141,7 @@ def test_removing_frees_what_no_other_task_reads_and_takes_its_bytes_off_the_dis
         assert name not in [task.lender for task in model.tasks]
         assert model.verify().verified
     assert freed == len(read) - sum(read) - free
-    assert four.told()["bytes"] < size
+    assert four.summary()["bytes"] < size
     trained = four.model.network.bank.free_count
     learn(four, "new", 9)
     assert four.model.network.bank.free_count < trained

@@ -312,7 +312,7 @@ def test_a_directory_that_names_another_network_opens_and_imports_nothing(remove
     before = set(sys.modules)
     model = exssnet.Model.open(removed)
     assert [task.name for task in model.tasks] == ["a", "c"]
-    assert model.told()["base"]["network"] == network
+    assert model.summary()["base"]["network"] == network
     with pytest.raises(ExssnetError) as error:
         model.predict(examples(0)[0], "a")
     assert "\n" not in str(error.value)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from exssnet import InputError, Model, StoreError
 from exssnet.models import build
+from exssnet.store.exchange import load_exported
 from exssnet.store.model import StoredModel
 
 DIGITS = load_digits()
@@ -89,7 +90,7 @@ def test_nothing_is_overwritten_by_an_export(digits: StoredModel, tmp_path: Path
 
 
 def test_an_exported_module_can_be_trained_on_without_touching_the_model(digits: StoredModel, tmp_path: Path):
-    before = digits.predict(raw(), "low"), [task.digest for task in digits.tasks]
+    before = digits.predict(raw(), "low"), [task.digest for task in digits.model.tasks]
     module = digits.export("low", tmp_path / "low")
     with torch.no_grad():
         for parameter in module.parameters():
@@ -161,7 +162,7 @@ def test_a_task_in_a_directory_of_its_own_is_a_model_like_any_other(tmp_path: Pa
     assert alone.tasks[0].lender is None
     assert torch.equal(alone.model.logits(X, "task2"), model.model.logits(X, "task2"))
     assert alone.tasks[0].digest == model.tasks[2].digest
-    assert alone.told()["bytes"] < model.told()["bytes"]
+    assert alone.summary()["bytes"] < model.summary()["bytes"]
     learn(alone, "more", 7)
     assert alone.verify().verified
 
@@ -254,3 +255,14 @@ def test_an_imported_task_can_be_undone(tmp_path: Path):
     assert here.rollback() == "import b"
     assert same(logits(here), before)
     assert here.model.evaluate(examples(1), "a") > 50
+
+
+def test_an_exported_state_dict_gives_its_module_again(digits: StoredModel, tmp_path: Path):
+    module = digits.export("low", tmp_path / "low.safetensors")
+    again = load_exported(tmp_path / "low.safetensors")
+    with torch.no_grad():
+        assert torch.equal(again(raw()), module(raw()))
+    assert torch.equal(again(raw()).argmax(1), digits.predict(raw(), "low"))
+    (tmp_path / "low.safetensors.json").write_text("{")
+    with pytest.raises(StoreError, match="cannot be read"):
+        load_exported(tmp_path / "low.safetensors")

@@ -95,8 +95,9 @@ def test_everything_is_there_after_opening_again(tmp_path: Path):
     again = Model.open(tmp_path / "model")
     assert same(logits(again), before)
     assert [task.card for task in again.tasks] == facts
-    assert again.verify().tasks.digests == {task.name: task.digest for task in model.tasks}
-    assert again.told()["tasks"] == ["task 0", "task 1", "task 2"]
+    assert again.verify().tasks.digests == {task.name: task.digest for task in model.model.tasks}
+    assert [task.digest for task in again.tasks] == [task.digest for task in model.tasks]
+    assert again.summary()["tasks"] == ["task 0", "task 1", "task 2"]
     assert again.base == model.base
     baked = again.bake("task 2")
     assert torch.equal(baked(X), before["task 2"])
@@ -306,9 +307,9 @@ def test_whoever_opened_a_directory_before_it_changed_is_told_or_sees_one_whole_
         told.predict(X, "a")
 
 
-def test_told_is_json_and_says_what_was_done_last(tmp_path: Path):
+def test_the_summary_is_json_and_says_what_was_done_last(tmp_path: Path):
     model = create(tmp_path / "model")
     learn(model, "a", 1)
-    told = json.loads(json.dumps(model.told()))
+    told = json.loads(json.dumps(model.summary()))
     assert (told["changes"], told["last_change"], told["tasks"]) == (1, "learn a", ["a"])
     assert told["base"]["network"] == "lenet-300-100"

@@ -89,11 +89,11 @@ def test_the_bytes_expected_are_the_bytes_that_learning_writes(tmp_path: Path, m
     data = [examples(number, inputs=64) for number in range(start + 4)]
     for number in range(start):
         model.learn(f"task{number}", data[number], epochs=(1, 1))
-    expected, before = model.plan(4), model.told()["bytes"]
+    expected, before = model.plan(4), model.summary()["bytes"]
     assert (expected.weight_bytes == 0) == (method == "supsup")
     for number in range(start, start + 4):
         model.learn(f"task{number}", data[number], epochs=(1, 1))
-    assert model.told()["bytes"] - before == pytest.approx(expected.bytes, rel=0.1)
+    assert model.summary()["bytes"] - before == pytest.approx(expected.bytes, rel=0.1)
     assert model.model.network.bank.free_count == pytest.approx(expected.expected, rel=0.05)
 
 

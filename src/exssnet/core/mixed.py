@@ -1,8 +1,8 @@
 """A batch whose rows are of different tasks, computed at once.
 
 The tasks' weights are stacked and the network runs on all of them in one go (`vmap`): for small layers, where a call
-costs more than its products, that is several times faster than one task after the other. Convolutions with weights of
-their own for every group are slow on all libraries; networks with any go task by task, and so do modules that `vmap`
+costs more than its products, that is several times faster than one task after the other. For convolutions with weights
+of their own for every group there is no such kernel; networks with any go task by task, and so do modules that `vmap`
 cannot run.
 """
 
@@ -36,20 +36,43 @@ class Mixed:
         parts = network.runner.skeleton.modules()
         self._stackable = not any(isinstance(part, nn.modules.conv._ConvNd) for part in parts)
 
+    @property
+    def _room(self) -> int:
+        """How many tasks' weights may be stacked."""
+        return STACKED_BYTES // (self.network.layout.size * self.network.weights.element_size())
+
     def logits(self, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Per task the outputs [rows, classes] for its inputs [rows, ...]."""
-        network = self.network
         few = {name: x for name, x in groups.items() if len(x) <= FEW_ROWS}
-        room = STACKED_BYTES // (network.layout.size * network.weights.element_size())
         alike = len({(x.shape[1:], x.dtype) for x in few.values()}) == 1
-        if not (self._stackable and alike and 1 < len(few) <= room):
+        if not (self._stackable and alike and 1 < len(few) <= self._room):
             return self._one_by_one(groups)
         try:
-            found = self._at_once(few, room)
+            found = self._at_once(few)
         except (RuntimeError, UserWarning):  # inputs that do not fit: told below; or what vmap cannot do
             found = self._one_by_one(few)
             self._stackable = False
         return found | self._one_by_one({name: x for name, x in groups.items() if name not in few})
+
+    def classes(self, x: Tensor, rows: Mapping[str, list[int]]) -> Tensor:
+        """The most likely class of every input [N]; `rows` says which of them are whose."""
+        found = torch.empty(len(x), dtype=torch.int64, device=self.network.device)
+        most = max(map(len, rows.values()), default=0)
+        if self._stackable and len(rows) > 1 and most <= FEW_ROWS and len(rows) <= self._room:
+            names = tuple(sorted(rows))
+            index = torch.tensor([rows[name] + rows[name][:1] * (most - len(rows[name])) for name in names])
+            try:
+                out = self._run(names, x[index])
+            except (RuntimeError, UserWarning):
+                self._stackable = False  # or the inputs do not fit, which is told below
+            else:
+                counts = torch.tensor([self.network.tasks[name].classes for name in names], device=out.device)
+                missing = torch.arange(out.shape[2], device=out.device) >= counts[:, None, None]
+                found[index.to(found.device)] = out.masked_fill(missing, -torch.inf).argmax(2)
+                return found
+        for name, logits in self.logits({name: x[places] for name, places in rows.items()}).items():
+            found[torch.tensor(rows[name], device=found.device)] = logits.argmax(1)
+        return found
 
     def _one_by_one(self, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
         network, found = self.network, {}
@@ -62,22 +85,27 @@ class Mixed:
                 raise
         return found
 
-    def _at_once(self, groups: Mapping[str, Tensor], room: int) -> dict[str, Tensor]:
+    def _at_once(self, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
         network, names = self.network, tuple(sorted(groups))
         rows = max(map(len, groups.values()))
-        x = torch.stack([_longer(groups[name], rows) for name in names])
+        out = self._run(names, torch.stack([_longer(groups[name], rows) for name in names]))
+        return {name: out[at, : len(groups[name]), : network.tasks[name].classes] for at, name in enumerate(names)}
+
+    def _run(self, names: tuple[str, ...], x: Tensor) -> Tensor:
+        """Outputs [tasks, rows, classes] for inputs [tasks, rows, ...]."""
+        network = self.network
         run = torch.func.vmap(lambda tensors, inputs: network.runner.run(tensors, inputs, training=False, fixed={}))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("error", NO_RULE)
-            out = run(self._stack(names, room), network.input(x.to(network.device)))
-        return {name: out[at, : len(groups[name]), : network.tasks[name].classes] for at, name in enumerate(names)}
+            out: Tensor = run(self._stack(names), network.input(x.to(network.device)))
+        return out
 
-    def _stack(self, names: tuple[str, ...], room: int) -> dict[str, Tensor]:
+    def _stack(self, names: tuple[str, ...]) -> dict[str, Tensor]:
         tasks = [self.network.task(name) for name in names]
         known, found = self._stacks.pop(names, ([], {}))
         if not all(one is other for one, other in zip_longest(known, tasks)):  # a name may be learned anew
             found = self._stacked(names)
-            while self._stacks and sum(map(len, self._stacks)) + len(names) > room:
+            while self._stacks and sum(map(len, self._stacks)) + len(names) > self._room:
                 self._stacks.popitem(last=False)
         self._stacks[names] = tasks, found
         return found

@@ -7,7 +7,7 @@ tasks in a bank, each task's private tensors, and everything frozen. The module 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -381,9 +381,12 @@ class MaskedNetwork:
         self.weights = tensors["weights"].to(self.device).clone()
         self.bank.load([tensors[f"task.{index}.mask"] for index in range(len(cards))])
         self.tasks = {}
+        own: dict[str, dict[str, Tensor]] = defaultdict(dict)  # sorted once: there may be thousands
+        for name, tensor in tensors.items():
+            place, _, short = name.partition(".private.")
+            own[place][short] = tensor
         for index, card in enumerate(cards):
-            prefix = f"task.{index}.private."
-            private = {n.removeprefix(prefix): t.to(self.device) for n, t in tensors.items() if n.startswith(prefix)}
+            private = {name: tensor.to(self.device) for name, tensor in own[f"task.{index}"].items()}
             places = tensors.get(f"task.{index}.apart.0")
             values = tensors.get(f"task.{index}.apart.1")
             apart = None if places is None or values is None else (places.to(self.device), values.to(self.device))

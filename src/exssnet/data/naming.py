@@ -32,6 +32,9 @@ def settle(
     names: Sequence[str], own: list[str] | None, known: Sequence[str] | None, where: Where, path: Path
 ) -> tuple[Tensor, list[str]]:
     """Labels int64 [N] and the classes they number: the known ones, or else those of the file."""
+    for row, name in enumerate(names):
+        if not name.isprintable():  # a card could not hold it, or a terminal not show it
+            raise DataError(f"{where(row)}: the label {name!r} has signs that cannot be printed; give it another name")
     classes = _classes(names, own, path) if known is None else list(known)
     number = {name: at for at, name in enumerate(classes)}
     for row, name in enumerate(names):

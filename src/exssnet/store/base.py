@@ -18,8 +18,9 @@ from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.errors import InputError, StoreError, unknown
 from exssnet.model import Model
-from exssnet.models import build, names
+from exssnet.models import MODELS, build, names
 
+INITS = ("hashed", "keep")
 HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size
 
 
@@ -81,11 +82,15 @@ class Base:
 def new_base(
     network: str | nn.Module, input: Collection[int], width: float | None, density: float, seed: int, method: str,
     init: str | None, private: Collection[str], head_layer: str | None,
-) -> tuple[Base, Model, dict[str, Tensor] | None]:  # fmt: skip
-    """A base, its model without tasks, and what must be stored of it."""
+) -> tuple[Base, dict[str, Tensor] | None]:  # fmt: skip
+    """A base, and what must be stored of it."""
     module = network if isinstance(network, nn.Module) else None
     name = network if isinstance(network, str) else None
     init = init or ("hashed" if module is None else "keep")
+    if init not in INITS:  # weights that a library draws may be others in a later version of it
+        raise InputError(f"init is '{init}': choose one of {', '.join(INITS)}")
+    if name in MODELS and width is None:
+        width = MODELS[name].width  # the usual one may be another in a later version
     base = Base(name, tuple(input), width, density, seed, method, init, tuple(private), head_layer)
     if not base.input or min(base.input) < 1:
         raise InputError(f"input is {base.input}: give the shape of one example, for example 3,32,32")
@@ -97,7 +102,6 @@ def new_base(
     stored = None if module is None else _tensors(model.network, init)
     return (
         Base(**{**asdict(base), "structure": structure_of(model.network), "first": first_digest(model.network)}),
-        model,
         stored,
     )
 

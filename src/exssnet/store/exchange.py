@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from exssnet.errors import InputError, StoreError
@@ -64,10 +65,27 @@ def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         if form == "torch":
-            beside.write_text(json.dumps(_told(model, task), indent=1, ensure_ascii=False) + "\n")
+            beside.write_text(json.dumps(_told(model, task), indent=1, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
+
+
+def load_exported(path: str | Path) -> Exported:
+    """The module of a task that was exported as `torch`, from raw inputs to logits; of a built-in network."""
+    from exssnet.models import build
+
+    path = Path(path)
+    try:
+        told = json.loads(path.with_name(f"{path.name}.json").read_text("utf-8"))
+        state = load(path.read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise StoreError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if told["network"] is None:
+        raise InputError(f"{path} is of a network of your own: put the state_dict into it yourself")
+    network = build(told["network"], told["input"], len(told["labels"]), told["width"])
+    network.load_state_dict(state)
+    return Exported(network, told["scaling"], len(told["input"])).eval()
 
 
 def _state(network: nn.Module) -> bytes:

@@ -3,6 +3,7 @@
     manifest.json    replaced atomically, last: the only moment at which a change happens
     files/           named after their content, written once, never changed
     lock             held by the one process that writes
+    unfinished       while the first manifest is to come
 
 A change writes its new files, then the manifest that names them. The manifest before is kept as a file too, with all
 that it names, so the last change can be taken back; a note then says so. What none of these names is swept away by the
@@ -20,11 +21,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from exssnet.errors import StoreError
 from exssnet.store.manifest import File, Manifest, parse, undone_note
 
-MANIFEST, FILES, LOCK = "manifest.json", "files", "lock"
+MANIFEST, FILES, LOCK, UNFINISHED = "manifest.json", "files", "lock", "unfinished"
 _OURS = re.compile(r"[0-9a-f]{32}\.(json|safetensors)|\.[0-9a-f]{32}\.(json|safetensors)\.\d+\.tmp")
 
 
@@ -70,41 +72,81 @@ class Folder:
         note = File.of(undone_note(content), "json")
         return note if os.path.isfile(self.path / FILES / note.name) else None
 
-    def discard(self) -> None:
-        """Take away a directory that was only just made; what others have put there stays."""
-        with suppress(OSError):
-            (self.path / MANIFEST).unlink(missing_ok=True)
-            for path in [*(self.path / FILES).iterdir()]:
-                if _OURS.fullmatch(path.name):
-                    path.unlink()
-            (self.path / FILES).rmdir()
-            (self.path / LOCK).unlink(missing_ok=True)
-            self.path.rmdir()
-
     @contextmanager
     def writing(self) -> Iterator[Writer]:
-        """Be the one writer; what fails inside changes nothing."""
-        try:
-            (self.path / FILES).mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a+b", buffering=0)
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                lock.seek(0)
-                who = lock.read(40).decode(errors="replace").strip() or "another process"
-                raise StoreError(f"{self.path} is being changed by {who}: try again when it is done") from error
-            except OSError as error:
-                raise StoreError(f"{self.path} cannot be locked: {error.strerror}") from error
+        """Be the one writer; what fails inside changes nothing, and leaves no directory that was not there."""
+        made = self._make()
+        with self._locked() as lock:
             with suppress(OSError):  # only for others to read, and no reason to stop
                 lock.truncate(0)
                 lock.write(f"process {os.getpid()}\n".encode())
             try:
+                if not self.exists():
+                    self._begin()
                 yield Writer(self)
             except OSError as error:
                 raise StoreError(f"{self.path} cannot be written, and is as it was: {_reason(error)}") from error
+            finally:
+                if made and not self.exists():
+                    self._unmake(made)
+
+    def _make(self) -> list[Path]:
+        """Make the directory; those that were not there, the outermost first."""
+        files = self.path / FILES
+        try:
+            made = [place for place in (self.path, *self.path.parents) if not os.path.lexists(place)][::-1]
+            files.mkdir(parents=True, exist_ok=True)
+            for place in made:
+                _sync(place.parent)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        if files.is_symlink():  # what is swept there might be another model's
+            raise StoreError(f"{files} is a link: a model directory has its files in a folder of its own")
+        return made
+
+    def _begin(self) -> None:
+        """Mark a directory whose first manifest is to come, so that files without one are known to be left over."""
+        if self.has_tasks() and not os.path.lexists(self.path / UNFINISHED):
+            raise StoreError(
+                f"{self.path} holds tasks, but has lost its {MANIFEST}: put that back, or use another directory"
+            )
+        _write(self.path / UNFINISHED, b"")
+
+    def _unmake(self, made: list[Path]) -> None:
+        with suppress(OSError):
+            for path in [*(self.path / FILES).iterdir()]:
+                if _OURS.fullmatch(path.name):
+                    path.unlink()
+            (self.path / FILES).rmdir()
+            (self.path / UNFINISHED).unlink(missing_ok=True)
+            (self.path / LOCK).unlink()
+            for place in reversed(made):
+                place.rmdir()
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        path, flags = self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            try:
+                lock = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be written: {path.name}: {error.strerror}") from error
+            with lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    who = lock.read(40).decode(errors="replace").strip() or "another process"
+                    raise StoreError(f"{self.path} is being changed by {who}: try again when it is done") from error
+                except OSError as error:
+                    raise StoreError(f"{self.path} cannot be locked: {error.strerror}") from error
+                try:
+                    there = os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
+                except OSError:
+                    there = False
+                if there:  # and not that of a directory which its maker has just taken away
+                    yield lock
+                    return
+            self._make()
 
 
 class Missing(StoreError):
@@ -133,10 +175,6 @@ class Writer:
         if self.folder.exists():
             now = self.folder.manifest_bytes()
             before, number = self.put(now, "json"), parse(now, MANIFEST).number + 1
-        elif self.folder.has_tasks():
-            raise StoreError(
-                f"{self.folder.path} holds tasks, but has lost its {MANIFEST}: put that back, or use another directory"
-            )
         time = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = replace(manifest, before=before, number=number, time=time)
         self._replace(manifest.content())
@@ -179,7 +217,8 @@ class Writer:
             kept.add(now.before.name)
             with suppress(StoreError):
                 kept |= {file.name for file in parse(self.folder.read(now.before), "").files()}
-        unfinished = self.folder.path.glob(f".{MANIFEST}.*.tmp")  # of a writer that was killed
+        (self.folder.path / UNFINISHED).unlink(missing_ok=True)
+        unfinished = self.folder.path.glob(".*.tmp")  # of a writer that was killed
         swept = [path for path in self._files.iterdir() if _OURS.fullmatch(path.name) and path.name not in kept]
         for path in [*swept, *unfinished]:
             path.unlink()
@@ -189,7 +228,8 @@ def _write(path: Path, content: bytes) -> None:
     """Whole or not at all, and on the disk when this returns."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -139,8 +139,8 @@ def _entries(found: Any) -> tuple[Entry, ...]:
         for task in found
     )  # fmt: skip
     names = [entry.name for entry in entries]
-    if len(set(names)) < len(names):
-        raise ValueError(f"tasks {names}")
+    if len(set(names)) < len(names) or not all(name.isprintable() for name in names):
+        raise ValueError(f"tasks {names!r}")
     return entries
 
 

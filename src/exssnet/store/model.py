@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +14,17 @@ from torch import Tensor, nn
 
 from exssnet.data import files
 from exssnet.data.inputs import check_labels, count_classes, read_examples
+from exssnet.data.task import Data
+from exssnet.data.tensors import Shared, TensorData
+from exssnet.data.transforms import Normalize
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model
 from exssnet.store import exchange
 from exssnet.store import tasks as task_files
 from exssnet.store.base import new_base
-from exssnet.store.folder import FILES, LOCK, Folder, Writer
-from exssnet.store.manifest import Entry, Manifest
+from exssnet.store.card import content, identity
+from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder, Writer
+from exssnet.store.manifest import Entry, File, Manifest
 from exssnet.store.plan import Plan, plan
 from exssnet.store.reader import Reader, StoredTask, prepared
 from exssnet.store.verify import Report, verify
@@ -56,25 +59,33 @@ class StoredModel(Reader):
         `network` is the name of a built-in one or a module of yours; its own weights are kept unless `init` says
         "hashed" (drawn from the seed). The module itself is not stored: pass it again to `open`.
         """
+        model = cls.begin(path, network, input, density=density, seed=seed, method=method, width=width, init=init,
+                          private=private, head_layer=head_layer, device=device)  # fmt: skip
+        with Change(model) as change:
+            change.commit("create", [])
+        return model
+
+    @classmethod
+    def begin(
+        cls, path: str | Path, network: str | nn.Module, input: Sequence[int], *, density: float = 0.1, seed: int = 0,
+        method: str = "exssnet+kkt", width: float | None = None, init: str | None = None,
+        private: Collection[str] = (), head_layer: str | None = None, device: str | torch.device | None = None,
+    ) -> StoredModel:  # fmt: skip
+        """The same, but nothing is written before the first task is learned."""
         folder = _new_folder(path)
-        base, _, stored = new_base(network, input, width, density, seed, method, init, private, head_layer)
-        with folder.writing() as writer:
-            if folder.exists():
-                raise StoreError(f"{path} is a model directory already: open it")
-            base_file = None if stored is None else writer.put(save(_plain(stored)), "safetensors")
-            writer.commit(Manifest(base.json(), base_file, (), "create", "", None))
-        return cls(folder, network if isinstance(network, nn.Module) else None, device)
+        base, stored = new_base(network, input, width, density, seed, method, init, private, head_layer)
+        content = None if stored is None else save(_plain(stored))
+        file = None if content is None else File.of(content, "safetensors")
+        module = network if isinstance(network, nn.Module) else None
+        return cls(folder, module, device, Manifest(base.json(), file, (), "", "", None), content)
 
     @classmethod
     def with_base(cls, path: str | Path, like: StoredModel) -> StoredModel:
-        """A directory without tasks that has the base of another one."""
+        """A directory with the base of another one, written with its first task."""
         folder, file = _new_folder(path), like._manifest.base_file
-        with folder.writing() as writer:
-            if folder.exists():
-                raise StoreError(f"{path} is a model directory already: choose another name")
-            copied = None if file is None else writer.put(like._folder.read(file), "safetensors")
-            writer.commit(Manifest(like._manifest.base, copied, (), "create", "", None))
-        return cls(folder, like._module, like._device)
+        content = None if file is None else like._folder.read(file)
+        manifest = Manifest(like._manifest.base, file, (), "", "", None)
+        return cls(folder, like._module, like._device, manifest, content)
 
     @classmethod
     def open(
@@ -89,36 +100,39 @@ class StoredModel(Reader):
         self, name: str, data: Source, *, label: str | None = None, labels: str | Path | None = None,
         classes: Sequence[str] | None = None, density: float | None = None, held_out: float = 0.1,
         epochs: tuple[int, int] = (15, 15), lr: float = 0.01, weight_lr: float = 0.003,
-        batch_size: int = 64, optimizer: str = "adam", weight_decay: float | None = None, select: str = "last",
+        batch_size: int | None = None, optimizer: str = "adam", weight_decay: float | None = None, select: str = "last",
         listener: Listener | None = None,
     ) -> StoredTask:  # fmt: skip
         """Add a task from files or from examples in memory, and have it on disk before this returns.
 
         `data` is a folder of images with a sub-folder per class, a .parquet, .npz, .npy or .csv file (`label` names
         its column of labels, `labels` a second array), or what `Model.learn` takes; `classes` are then their names.
-        A share is `held_out` to measure the accuracy, and never trained on.
+        A share is `held_out` to measure the accuracy, and never trained on. Without a `batch_size`, few examples are
+        learned in small batches.
         """
         check_name(name)
         if not 0 <= held_out < 1:
             raise InputError(f"held_out is {held_out}: give a share from 0 up to, but not including, 1")
-        if any(entry.name == name for entry in self._folder.manifest().tasks):  # before the data is read
+        now = self._manifest if self._unwritten else self._folder.manifest()
+        if any(entry.name == name for entry in now.tasks):  # before the data is read
             raise InputError(f"task '{name}' has been learned already: choose another name")
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
-        scaling = _scaling(found, train)
-        inputs = prepared(found.inputs, scaling)
+        scaling = _scaling(found, train, self.cards)
+        part = _parts(found, scaling)
+        batch_size = _batch(len(train)) if batch_size is None else batch_size
         with self._changing() as change:
             model = change.model
             model.network.set_density(self.base.density if density is None else density)
             used = model.network.bank.used.clone()
-            validation = (inputs[rest], found.labels[rest]) if len(rest) else None
+            validation = part(rest) if len(rest) else None
             learned = model.learn(
-                name, (inputs[train], found.labels[train]), epochs, validation=validation,
+                name, part(train), epochs, validation=validation,
                 classes=len(found.classes), lr=lr, weight_lr=weight_lr, batch_size=batch_size, optimizer=optimizer,
                 weight_decay=weight_decay, select=select, listener=listener,
             )  # fmt: skip
             accuracy = model.evaluate(validation, name) if validation is not None else None
-            card = {
+            card: dict[str, Any] = {
                 "task": learned.card(), "labels": list(found.classes), "label": label, "recipe": dict(found.recipe),
                 "scaling": scaling, "accuracy": accuracy, "examples": len(train), "held_out": len(rest),
                 "settings": {
@@ -128,11 +142,12 @@ class StoredModel(Reader):
                 },
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             }  # fmt: skip
+            card["digest"] = identity(card)
             coded = task_files.write(model.network, self._first(), len(model.tasks) - 1, used)[0]
             change.add(f"learn {name}", card, coded)
         return self.task(name)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """All that is known of the model, as JSON."""
         return {
             "path": str(self.path), "base": self.base.json(), "changes": self._manifest.number,
@@ -265,8 +280,10 @@ class Change:
     def __enter__(self) -> Change:
         self._writer = self._lock.__enter__()
         try:
-            now = self._stored._folder.manifest()
-            if now != self._stored._manifest:  # another process has changed it since it was opened
+            if self._stored._unwritten:
+                if self._stored._folder.exists():
+                    raise StoreError(f"{self._stored.path} is a model directory already: open it")
+            elif (now := self._stored._folder.manifest()) != self._stored._manifest:  # changed since it was opened
                 self._stored._forget(now)
         except BaseException as error:
             self._lock.__exit__(type(error), error, error.__traceback__)
@@ -284,10 +301,10 @@ class Change:
 
     def entry(self, card: Mapping[str, Any], coded: task_files.Coded) -> Entry:
         tensors = self._writer.put(coded.content, "safetensors")
-        return Entry(card["task"]["name"], self._writer.put(_json(card), "json"), tensors, coded.predictor)
+        return Entry(card["task"]["name"], self._writer.put(content(card), "json"), tensors, coded.predictor)
 
     def with_card(self, entry: Entry, card: Mapping[str, Any]) -> Entry:
-        return replace(entry, name=card["task"]["name"], card=self._writer.put(_json(card), "json"))
+        return replace(entry, name=card["task"]["name"], card=self._writer.put(content(card), "json"))
 
     def add(self, what: str, card: dict[str, Any], coded: task_files.Coded) -> None:
         """Commit one more task; the other cards need not be read again."""
@@ -298,7 +315,10 @@ class Change:
     def commit(self, what: str, entries: Sequence[Entry]) -> None:
         manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)
         loaded = self._stored._loaded
+        if self._stored._base_content is not None:
+            self._writer.put(self._stored._base_content, "safetensors")
         self._stored._forget(self._writer.commit(manifest))
+        self._stored._unwritten, self._stored._base_content = False, None
         if loaded is not None and list(loaded.network.tasks) == [entry.name for entry in entries]:
             self._stored._loaded = loaded  # the change was made in memory too
 
@@ -306,10 +326,10 @@ class Change:
 def check_name(name: str) -> None:
     """Refuse a name that would be hard to read, type or show."""
     good = isinstance(name, str) and name and name == name.strip() and name.isprintable()
-    if not good or len(name) > LONGEST_NAME or name == AUTO or any(sign in name for sign in "/\\,"):
+    if not good or len(name) > LONGEST_NAME or name == AUTO or name[0] == "-" or any(sign in name for sign in "/\\,="):
         raise InputError(
-            f"{name!r} cannot be a task's name: give up to {LONGEST_NAME} letters, digits and signs without / \\ "
-            f"or commas, and not '{AUTO}'"
+            f"{name!r} cannot be a task's name: give up to {LONGEST_NAME} letters, digits and signs without / \\ = "
+            f"or commas, without a - at the front, and not '{AUTO}'"
         )
 
 
@@ -317,25 +337,38 @@ def _new_folder(path: str | Path) -> Folder:
     """A directory for a new model: never among somebody's other files."""
     folder = Folder(Path(path))
     if not folder.exists() and folder.path.is_dir():
-        ours = {FILES, LOCK}  # of a model that was never finished
+        ours = {FILES, LOCK, UNFINISHED}  # of a model that was never finished
         if any(entry.name not in ours and not entry.name.startswith(".") for entry in folder.path.iterdir()):
             raise StoreError(f"{path} has other files, and is no model directory: choose another name")
     return folder
 
 
-def _scaling(found: files.Labelled, train: Tensor) -> dict[str, Any] | None:
+def _scaling(found: files.Labelled, train: Tensor, cards: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """How the inputs are scaled: None for examples in memory, which the caller has scaled."""
     if found.recipe["kind"] == "tensor":
         return None
     if found.recipe["kind"] == "image":  # alike for all tasks, so that an input can be shown to any of them
-        channels = found.inputs.shape[1]
-        return {"scale": 1 / 255, "mean": [0.5] * channels, "std": [0.25] * channels}
+        for card in cards:
+            if card["recipe"] == found.recipe:
+                return dict(card["scaling"])
     return files.scaling(found.inputs[train])
+
+
+def _parts(found: files.Labelled, scaling: Mapping[str, Any] | None) -> Callable[[Tensor], Data]:
+    """Some of the examples, by row. Pictures stay bytes, and are scaled batch by batch."""
+    classes = len(found.classes)
+    if scaling is not None and found.inputs.dtype == torch.uint8 and found.inputs.ndim == 4:
+        pictures = Shared(found.inputs)
+        scale = Normalize.channels(scaling["scale"], tuple(scaling["mean"]), tuple(scaling["std"]))
+        return lambda rows: TensorData(pictures, rows, found.labels[rows], classes, scale)
+    inputs = Shared(prepared(found.inputs, scaling))
+    return lambda rows: TensorData(inputs, rows, found.labels[rows], classes)
+
+
+def _batch(examples: int) -> int:
+    """64, or less where an epoch would have fewer than 20 steps: a mask needs hundreds of them."""
+    return max(8, min(64, 1 << max(examples // 20, 1).bit_length() - 1))
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _json(card: Mapping[str, Any]) -> bytes:
-    return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()

@@ -78,11 +78,14 @@ def plan(network: MaskedNetwork, tasks: int, density: float, trains: bool = True
         before += left * (1 - share) ** (tasks - 1) * share  # free weights in the last mask
         mask_bits += tasks * entropy_bits(layer.size, kept)
         trained += left * (1 - (1 - share) ** tasks)
+    fitting = fitting_density(sum(free) / network.layout.size, tasks)
+    if fitting is not None and fitting * min(layer.size for layer in network.layout.layers) < 1:
+        fitting = None  # it would leave a layer without a weight
     private = [_bytes(task.private) for task in network.tasks.values()] or [_bytes(network.start_private("", 2))]
     return Plan(
         tasks, density, tuple(layers), 1 - before / sum(keep), mask_bits / 8,
         network.weights.element_size() * trained if trains else 0.0, tasks * sum(private) / len(private), tasks * card,
-        fitting_density(sum(free) / network.layout.size, tasks),
+        fitting,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from exssnet.core.mixed import Mixed
-from exssnet.core.proof import combined_digest
 from exssnet.core.routing import Routed, route
 from exssnet.data import files
 from exssnet.data.inputs import as_inputs, read_examples
@@ -22,6 +21,7 @@ from exssnet.errors import InputError, StoreError
 from exssnet.model import Model
 from exssnet.store import tasks as task_files
 from exssnet.store.base import Base
+from exssnet.store.card import Card, identity, of_network, parse
 from exssnet.store.folder import Folder, Missing
 from exssnet.store.manifest import Entry, Manifest
 
@@ -53,10 +53,15 @@ class StoredTask:
 class Reader:
     """A directory, as it was when it was opened. Reading needs no lock."""
 
-    def __init__(self, folder: Folder, module: nn.Module | None, device: str | torch.device | None) -> None:
+    def __init__(
+        self, folder: Folder, module: nn.Module | None, device: str | torch.device | None,
+        manifest: Manifest | None = None, base: bytes | None = None,
+    ) -> None:  # fmt: skip
+        """`manifest`, and `base`, the content of its base file: of a directory that is not written yet."""
         self._folder, self._module, self._device = folder, module, device
-        self._manifest = folder.manifest()
-        self._cards: list[dict[str, Any]] | None = None
+        self._manifest = folder.manifest() if manifest is None else manifest
+        self._unwritten, self._base_content = manifest is not None, base
+        self._cards: list[Card] | None = None
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
 
@@ -81,17 +86,21 @@ class Reader:
         return tuple(_told(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=True))
 
     @property
-    def cards(self) -> list[dict[str, Any]]:
+    def cards(self) -> list[Card]:
         """The tasks' cards, as stored."""
         if self._cards is None:
-            self._cards = self._whole(lambda: [json.loads(self._folder.read(e.card)) for e in self._manifest.tasks])
+            self._cards = self._whole(self._read_cards)
         return self._cards
+
+    def _read_cards(self) -> list[Card]:
+        files = [entry.card for entry in self._manifest.tasks]
+        return [parse(self._folder.read(file), file.name) for file in files]
 
     def task(self, name: str) -> StoredTask:
         card = self.card(name)
         return _told(self._manifest.tasks[self._place(name)], card)
 
-    def card(self, name: str) -> dict[str, Any]:
+    def card(self, name: str) -> Card:
         """A task's card, as stored."""
         cards = self.cards  # first, as above
         return cards[self._place(name)]
@@ -127,16 +136,18 @@ class Reader:
     def _load(self) -> Model:
         model = self._without_tasks()
         entries = self._manifest.tasks
-        cards = [json.loads(self._folder.read(entry.card)) for entry in entries]
+        cards = self._read_cards()
         contents = [(self._folder.read(entry.tensors), entry.predictor) for entry in entries]
-        task_files.read(model.network, contents, [card["task"] for card in cards])
+        task_files.read(model.network, contents, [of_network(card) for card in cards])
         self._cards = cards
         model.network.cache_bytes = CACHE_BYTES
         return model if self._device is None else model.to(self._device)
 
     def _without_tasks(self) -> Model:
         file = self._manifest.base_file
-        return self.base.model(self._module, None if file is None else load(self._folder.read(file)))
+        if file is None:
+            return self.base.model(self._module)
+        return self.base.model(self._module, load(self._base_content or self._folder.read(file)))
 
     def _first(self) -> Tensor:
         """The first weights."""
@@ -163,21 +174,29 @@ class Reader:
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(tasks):
             rows.setdefault(name, []).append(row)
-        ways: list[tuple[Any, Tensor]] = []  # of scaling the inputs, mostly one
-        groups = {}
-        for name, places in rows.items():
-            scaling = self.card(name)["scaling"]
-            inputs = next((found for way, found in ways if way == scaling), None)
-            if inputs is None:
-                inputs = self._inputs(x, name)
-                ways.append((scaling, inputs))
-            groups[name] = inputs[places]
-        found = torch.empty(len(x), dtype=torch.int64)
+        inputs = self._rows(x, rows)
         if self._mixed is None or self._mixed.network is not self.model.network:
             self._mixed = Mixed(self.model.network)
-        for name, logits in self._mixed.logits(groups).items():
-            found[rows[name]] = logits.argmax(1).cpu()
-        return found
+        return self._mixed.classes(inputs, rows).cpu()
+
+    def _rows(self, x: Array, rows: Mapping[str, list[int]]) -> Tensor:
+        """Raw inputs, each in the scaling of its task."""
+        ways: list[tuple[Any, list[int]]] = []  # mostly one
+        for name, places in rows.items():
+            scaling = self.card(name)["scaling"]
+            known = next((found for way, found in ways if way == scaling), None)
+            if known is None:
+                ways.append((scaling, list(places)))
+            else:
+                known += places
+        raw = checked(x)
+        if len(ways) == 1:
+            return prepared(raw, ways[0][0])
+        scaled = [(places, prepared(raw[places], scaling)) for scaling, places in ways]
+        inputs = raw.new_empty(raw.shape, dtype=scaled[0][1].dtype)
+        for places, part in scaled:
+            inputs[places] = part
+        return inputs
 
     def evaluate(
         self, data: str | Path | Examples, task: str, *, label: str | None = None, labels: str | Path | None = None
@@ -227,7 +246,7 @@ def _told(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
     return StoredTask(
         entry.name, tuple(card["labels"]), card["accuracy"], card["examples"], task["lender"], task["overlap"],
         task["trained_weights"], card["date"], entry.card.size + entry.tensors.size,
-        combined_digest(task["digests"]), card,
+        identity(card), card,
     )  # fmt: skip
 
 

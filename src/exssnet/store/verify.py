@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from exssnet.errors import ExssnetError, StoreError
+from exssnet.store.card import identity
 from exssnet.store.folder import MANIFEST, Folder, Missing
 from exssnet.store.manifest import File, Manifest, parse
 
@@ -118,6 +119,11 @@ def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Rep
         found = stored.model.network.verify()
         problems = tuple(
             Problem(tensor, (task,), f"tensor '{tensor}' no longer has its digest") for task, tensor in found.changed
+        )
+        problems += tuple(
+            Problem(entry.card.name, (entry.name,), f"{entry.card.name} no longer says how the task was learned")
+            for entry, card in zip(stored.manifest.tasks, stored.cards, strict=True)
+            if card["digest"] != identity(card)
         )
         return Report(problems, report.files, report.bytes, found)
     except ExssnetError as error:

@@ -1,0 +1,66 @@
+"""A task's card: what is known of it, as JSON. A reader checks what it needs and leaves alone what it does not know."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from exssnet.core.network import LearnedTask
+from exssnet.core.proof import combined_digest
+from exssnet.errors import StoreError
+
+Card = dict[str, Any]
+
+# what a card must have, and of which kind; `task` is what the network keeps of it
+NEEDED: dict[str, type | tuple[type, ...]] = {
+    "task": dict, "labels": list, "recipe": dict, "scaling": (dict, type(None)), "accuracy": (float, int, type(None)),
+    "examples": int, "held_out": int, "date": str, "digest": str,
+}  # fmt: skip
+OF_TASK: dict[str, type | tuple[type, ...]] = {
+    "name": str, "classes": int, "lender": (str, type(None)), "overlap": (float, int, type(None)),
+    "trained_weights": int, "digests": dict, "kept": str,
+}  # fmt: skip
+ANSWERS = ("labels", "recipe", "scaling")  # what decides an answer beside the tensors
+
+
+def parse(content: bytes, where: str) -> Card:
+    """The card of these bytes."""
+    try:
+        card: Card = json.loads(content)
+        _check(card, NEEDED)
+        _check(card["task"], OF_TASK)
+        _check(card["recipe"], {"kind": str, "shape": list})
+        if len(card["labels"]) != card["task"]["classes"]:
+            raise ValueError("labels")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(f"{where} is no card of a task: {' '.join(str(error).split())}") from error
+    return card
+
+
+def _check(found: Any, needed: Mapping[str, type | tuple[type, ...]]) -> None:
+    for name, kind in needed.items():
+        if not isinstance(found[name], kind):
+            raise TypeError(f"{name} is {found[name]!r}")
+
+
+def content(card: Mapping[str, Any]) -> bytes:
+    """The card's file."""
+    return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def of_network(card: Mapping[str, Any]) -> Card:
+    """The part that the network keeps."""
+    known = {field.name for field in fields(LearnedTask)}
+    return {name: value for name, value in card["task"].items() if name in known}
+
+
+def identity(card: Mapping[str, Any]) -> str:
+    """A digest of all that decides the task's answers: its tensors, its labels, and how it reads and scales inputs."""
+    words = {name: json.dumps(card[name], sort_keys=True, ensure_ascii=False) for name in ANSWERS}
+    return combined_digest(
+        card["task"]["digests"]
+        | {f"card {name}": hashlib.sha256(text.encode()).hexdigest() for name, text in words.items()}
+    )

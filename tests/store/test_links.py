@@ -1,0 +1,112 @@
+"""What a directory from somebody else could do to other files, and what becomes of a first task that is not learned."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from exssnet import Model, StoreError
+from exssnet.store.card import content, parse
+from exssnet.store.folder import Folder
+from exssnet.store.model import Change, StoredModel
+from exssnet.store.verify import verify
+
+
+def learned(path, name="a"):
+    model = Model.create(path, "lenet-300-100", input=(6,), width=0.1) if not path.exists() else Model.open(path)
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    model.learn(name, (x, (x[:, 0] > 0).long()), epochs=(1, 1))
+    return model
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    model = learned(tmp_path / "model")
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "model" / "lock").unlink()
+    (tmp_path / "model" / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StoreError, match="lock"):
+        model.rename("a", "b")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_files_that_are_a_link_are_not_swept(tmp_path):
+    learned(tmp_path / "theirs")
+    mine = learned(tmp_path / "mine")
+    before = sorted(file.name for file in (tmp_path / "theirs" / "files").iterdir())
+    for file in (tmp_path / "mine" / "files").iterdir():
+        (tmp_path / "theirs" / "files" / file.name).write_bytes(file.read_bytes())
+        file.unlink()
+    (tmp_path / "mine" / "files").rmdir()
+    (tmp_path / "mine" / "files").symlink_to(tmp_path / "theirs" / "files")
+    with pytest.raises(StoreError, match="is a link"):
+        mine.rename("a", "b")
+    assert set(before) <= {file.name for file in (tmp_path / "theirs" / "files").iterdir()}
+
+
+def test_a_first_task_that_fails_leaves_no_directory_and_spoils_none(tmp_path):
+    path = tmp_path / "new" / "model"
+    x = torch.randn(40, 6)
+    model = StoredModel.begin(path, "lenet-300-100", (6,), width=0.1)
+    assert not path.exists()
+    with pytest.raises(ValueError, match="lr is -1"):
+        model.learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1), lr=-1)
+    assert not (tmp_path / "new").exists()
+    learned(path, "b")  # another process was faster
+    with pytest.raises(StoreError, match="is a model directory already"):
+        model.learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1))
+    assert [task.name for task in Model.open(path).tasks] == ["b"]
+
+
+KILLED = """
+import sys, torch
+from exssnet.store import folder
+from exssnet.store.model import StoredModel
+write = folder._write
+def slow(path, content):
+    if path.name == folder.MANIFEST:
+        print("now", flush=True)
+        import time; time.sleep(60)
+    write(path, content)
+folder._write = slow
+x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+StoredModel.begin(sys.argv[1], "lenet-300-100", (6,), width=0.1).learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1))
+"""
+
+
+def test_a_first_task_killed_before_its_manifest_can_be_learned_again(tmp_path):
+    path = tmp_path / "model"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert list((path / "files").iterdir())  # it had written all but the manifest
+    assert not Folder(path).exists()
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    model = StoredModel.begin(path, "lenet-300-100", (6,), width=0.1)
+    model.learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1))
+    assert verify(Folder(path)).verified
+    assert not (path / "unfinished").exists()
+    assert len(list((path / "files").iterdir())) == 2
+
+
+def test_a_directory_that_lost_its_manifest_is_not_taken_for_an_unfinished_one(tmp_path):
+    learned(tmp_path / "model")
+    (tmp_path / "model" / "manifest.json").unlink()
+    before = {file: file.read_bytes() for file in (tmp_path / "model" / "files").iterdir()}
+    with pytest.raises(StoreError, match="has lost its manifest"):
+        Model.create(tmp_path / "model", "lenet-300-100", input=(6,), width=0.1)
+    assert {file: file.read_bytes() for file in (tmp_path / "model" / "files").iterdir()} == before
+
+
+def test_a_changed_label_is_found_even_with_new_digests(tmp_path):
+    model = learned(tmp_path / "model")
+    with Change(model) as change:
+        (entry,) = model.manifest.tasks
+        card = parse(content(model.card("a")), "card")
+        change.commit("lie", [change.with_card(entry, card | {"labels": card["labels"][::-1]})])
+    report = verify(Folder(tmp_path / "model"))
+    assert [problem.tasks for problem in report.problems] == [("a",)]
