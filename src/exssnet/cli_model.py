@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exssnet.errors import InputError
+from exssnet.store.manifest import AUTO
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from exssnet.store.model import StoredModel
 
 app = typer.Typer()
-AUTO = "auto"
 MOST_NUMBERS = 10**8  # of one example
 
 Where = Annotated[Path, typer.Argument(metavar="MODEL", help="The model directory.")]
@@ -114,7 +114,8 @@ def learn(
     if Folder(path).exists():
         model = StoredModel.open(path, module, device)
         base = model.base.json() | {"network": network if module is not None else model.base.network}
-        asked = given | _asked(input=_numbers(shape) and list(_numbers(shape) or ()), network=network)
+        wanted = _numbers(shape)
+        asked = given | _asked(input=wanted and list(wanted), network=network)
         other = [name for name, value in asked.items() if base[name] != value]
         if other:
             raise InputError(f"{path} has its network: other values of --{', --'.join(other)} are for a new model")

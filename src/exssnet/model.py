@@ -72,7 +72,7 @@ class Model:
 
     @staticmethod
     def create(path: str | Path, network: str | nn.Module = "resnet18", **options: Any) -> StoredModel:
-        """Make a model directory, to which tasks are added for years; see `exssnet.store.StoredModel.create`."""
+        """Make a model directory, to which tasks are added for years; see `exssnet.store.model.StoredModel.create`."""
         from exssnet.store.model import StoredModel
 
         return StoredModel.create(path, network, **options)

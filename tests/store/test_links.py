@@ -63,13 +63,13 @@ KILLED = """
 import sys, torch
 from exssnet.store import folder
 from exssnet.store.model import StoredModel
-write = folder._write
+write = folder.write_whole
 def slow(path, content):
     if path.name == folder.MANIFEST:
         print("now", flush=True)
         import time; time.sleep(60)
     write(path, content)
-folder._write = slow
+folder.write_whole = slow
 x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 StoredModel.begin(sys.argv[1], "lenet-300-100", (6,), width=0.1).learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1))
 """

@@ -20,13 +20,13 @@ from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.partition import partition
-from exssnet.core.proof import Verification, combined_digest, tensor_digest
+from exssnet.core.proof import Verification, combined_digest, digests_of, tensor_digest
 from exssnet.core.runner import Runner
 from exssnet.core.selection import keep_counts, keep_only
 from exssnet.errors import ForgettingError, InputError
 
-INITS = ("signed", "hashed", "keep")
 DRAWN = {"signed": initialise.signed_constant, "hashed": initialise.hashed_signs}
+INITS = (*DRAWN, "keep")
 ALL_TASKS = "(shared by all tasks)"
 STORED_CHECKS = 32  # earlier tasks whose stored bits and private tensors are checked after each task
 
@@ -100,7 +100,7 @@ class MaskedNetwork:
 
     def seal(self) -> None:
         """From now on what all tasks share has to stay as it is."""
-        self._shared_digests = _digests(self.frozen | self.buffers)
+        self._shared_digests = digests_of(self.frozen | self.buffers)
 
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
@@ -323,16 +323,18 @@ class MaskedNetwork:
 
     def verify(self) -> Verification:
         """Recompute every task's digests, and those of what all tasks share, from the tensors as they are now."""
-        changed = [(ALL_TASKS, name) for name in _differing(_digests(self.frozen | self.buffers), self._shared_digests)]
+        changed = [
+            (ALL_TASKS, name) for name in _differing(digests_of(self.frozen | self.buffers), self._shared_digests)
+        ]
         for name, learned in self.tasks.items():
             changed += [(name, tensor) for tensor in _differing(self._digests_of(name), learned.digests)]
         return Verification({name: learned.digest for name, learned in self.tasks.items()}, tuple(changed))
 
     def _digests_of(self, task: str) -> dict[str, str]:
-        return _digests(self.effective(task) | self.tasks[task].private)
+        return digests_of(self.effective(task) | self.tasks[task].private)
 
     def _digests_of_used(self) -> dict[str, str]:
-        return _digests(self.layout.tensors(keep_only(self.weights, self.bank.used)))
+        return digests_of(self.layout.tensors(keep_only(self.weights, self.bank.used)))
 
     def _kept(self, index: int, learned: LearnedTask) -> str:
         own = [learned.private[name] for name in sorted(learned.private)]  # a checkpoint has them in another order
@@ -345,7 +347,7 @@ class MaskedNetwork:
         learned = list(self.tasks.values())
         turn = [(len(learned) * STORED_CHECKS + i) % len(learned) for i in range(min(STORED_CHECKS, len(learned)))]
         kept = all(self._kept(i, learned[i]) == learned[i].kept for i in turn)
-        shared = _digests(self.frozen | self.buffers) == self._shared_digests
+        shared = digests_of(self.frozen | self.buffers) == self._shared_digests
         if kept and shared and self._digests_of_used() == self._used_digests:
             return
         self.verify().require()
@@ -392,10 +394,6 @@ class MaskedNetwork:
             apart = None if places is None or values is None else (places.to(self.device), values.to(self.device))
             self.tasks[card["name"]] = LearnedTask(**card, private=private, apart=apart)
         self._used_digests = self._digests_of_used()
-
-
-def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
 
 
 def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:

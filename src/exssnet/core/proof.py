@@ -20,6 +20,11 @@ def tensor_digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The digest of each."""
+    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+
+
 def combined_digest(digests: Mapping[str, str]) -> str:
     """One SHA-256 for a set of named tensor digests, whatever their order."""
     text = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))

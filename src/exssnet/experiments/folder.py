@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from exssnet.disk import write_whole
 from exssnet.errors import InputError, RunError
 from exssnet.experiments.config import RunConfig
 from exssnet.train import checkpoint
-from exssnet.train.checkpoint import write_bytes
 
 
 class RunFolder:
@@ -76,7 +76,7 @@ class RunFolder:
                 for left_by_a_kill in self.path.glob(".*.tmp"):
                     left_by_a_kill.unlink()
                 if not self._config.exists():
-                    write_bytes(self._config, self.config.to_yaml().encode())
+                    write_whole(self._config, self.config.to_yaml().encode())
             yield
         except InputError:
             if not self._has_learned():
@@ -111,7 +111,7 @@ class RunFolder:
 
     def finish(self, record: dict[str, Any]) -> None:
         with self._own_writes():
-            write_bytes(self._results, (json.dumps(record, indent=1) + "\n").encode())
+            write_whole(self._results, (json.dumps(record, indent=1) + "\n").encode())
             self.checkpoint.unlink(missing_ok=True)
 
     def cut_log(self, size: int) -> None:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from exssnet.data.files import read_inputs
 from exssnet.errors import InputError
+from exssnet.store.manifest import AUTO
 from exssnet.store.reader import Reader
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)

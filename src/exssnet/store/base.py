@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.proof import combined_digest, tensor_digest
+from exssnet.core.proof import combined_digest, digests_of
 from exssnet.errors import InputError, StoreError, unknown
 from exssnet.model import Model
 from exssnet.models import MODELS, build, names
@@ -126,7 +126,7 @@ def first_digest(network: MaskedNetwork) -> str:
     head = network.partition.head
     private = {name: t for name, t in network.private_start.items() if name.rpartition(".")[0] != head}
     shared = {"weights": network.weights, **network.frozen, **network.buffers, **private}
-    return combined_digest({name: tensor_digest(tensor) for name, tensor in shared.items()})
+    return combined_digest(digests_of(shared))
 
 
 def _tensors(network: MaskedNetwork, init: str) -> dict[str, Tensor]:

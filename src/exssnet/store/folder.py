@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from exssnet.disk import write_whole
 from exssnet.errors import StoreError
 from exssnet.store.manifest import File, Manifest, parse, undone_note
 
@@ -110,7 +111,7 @@ class Folder:
             raise StoreError(
                 f"{self.path} holds tasks, but has lost its {MANIFEST}: put that back, or use another directory"
             )
-        _write(self.path / UNFINISHED, b"")
+        write_whole(self.path / UNFINISHED, b"")
 
     def _unmake(self, made: list[Path]) -> None:
         with suppress(OSError):
@@ -165,7 +166,7 @@ class Writer:
         file = File.of(content, ending)
         path = self._files / file.name
         if not (path.is_file() and path.read_bytes() == content):
-            _write(path, content)
+            write_whole(path, content)
         return file
 
     def commit(self, manifest: Manifest) -> Manifest:
@@ -198,7 +199,7 @@ class Writer:
 
     def _replace(self, content: bytes) -> None:
         _sync(self._files)
-        _write(self.folder.path / MANIFEST, content)
+        write_whole(self.folder.path / MANIFEST, content)
         try:
             _sync(self.folder.path)
         except OSError as error:
@@ -222,22 +223,6 @@ class Writer:
         swept = [path for path in self._files.iterdir() if _OURS.fullmatch(path.name) and path.name not in kept]
         for path in [*swept, *unfinished]:
             path.unlink()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and on the disk when this returns."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        with suppress(OSError):  # swept the next time
-            beside.unlink()
-        raise
 
 
 def _sync(folder: Path) -> None:

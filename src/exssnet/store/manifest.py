@@ -15,6 +15,7 @@ from exssnet.errors import StoreError
 from exssnet.version import __version__
 
 FORMAT = 1
+AUTO = "auto"  # asks for the task to be found, so no task may be called so
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from exssnet.store import tasks as task_files
 from exssnet.store.base import new_base
 from exssnet.store.card import content, identity
 from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder, Writer
-from exssnet.store.manifest import Entry, File, Manifest
+from exssnet.store.manifest import AUTO, Entry, File, Manifest
 from exssnet.store.plan import Plan, plan
 from exssnet.store.reader import Reader, StoredTask, prepared
 from exssnet.store.verify import Report, verify
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     Source = str | Path | Examples | files.Labelled
 
 LONGEST_NAME = 100
-AUTO = "auto"
 
 
 class StoredModel(Reader):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from exssnet.disk import write_whole
 from exssnet.errors import RunError
 
 
@@ -26,7 +26,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
             same[name] = known
         else:
             plain[name] = tensor.detach().cpu().contiguous()
-    write_bytes(path, save(plain, {"facts": json.dumps(facts), "same": json.dumps(same)}))
+    write_whole(path, save(plain, {"facts": json.dumps(facts), "same": json.dumps(same)}))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -39,19 +39,6 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return tensors | {name: tensors[known] for name, known in same.items()}, facts
     except Exception as error:
         raise RunError(f"{path} is no readable checkpoint ({error}): delete it to start the run anew") from error
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically: written beside it, flushed to disk, then renamed over it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
