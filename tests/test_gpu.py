@@ -26,6 +26,8 @@ from exssnet.methods.supsup import MaskSettings
 from exssnet.models import build
 from exssnet.train import Listener, Trainer, TrainSettings
 from exssnet.train import loop as loop_module
+from exssnet.train import steps as steps_module
+from exssnet.train.steps import GraphSteps
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # the compiler warns of its own
@@ -214,6 +216,32 @@ def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(traini
     assert counts[0] + 10 < counts[1] == compiled()
     monkeypatch.setattr(_Form, "rehearse", lambda *_: None)
     assert all(map(torch.equal, with_rehearsal, called()))
+
+
+def test_a_rehearsal_of_the_steps_leaves_no_kernel_to_compile(monkeypatch):
+    from exssnet.core import convolution_triton, loss_triton, selection_triton
+    from exssnet.data import batch_triton
+    from exssnet.train import adam_triton
+
+    rooms = (convolution_triton, selection_triton, loss_triton, batch_triton, adam_triton)
+    kernels = [thing for room in rooms for thing in vars(room).values() if hasattr(thing, "device_caches")]
+
+    def compiled():
+        return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
+
+    counts, captured = [compiled()], GraphSteps._captured
+
+    def counted(self, size):
+        counts.append(compiled())
+        graph = captured(self, size)
+        counts.append(compiled())
+        return graph
+
+    monkeypatch.setattr(GraphSteps, "_captured", counted)
+    monkeypatch.setattr(steps_module, "_rehearsed", set())
+    learned_pictures(WAYS["bf16, narrow"], build("resnet18", (3, 16, 16), 2, width=11))
+    assert counts[0] + 20 < counts[1]
+    assert counts[1] == counts[4]  # both batch sizes of the first phase
 
 
 def test_a_second_task_compiles_nothing(tmp_path):

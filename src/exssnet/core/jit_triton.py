@@ -1,44 +1,83 @@
 """`triton.jit` with a type, so that what it decorates can be checked; and launches that can be rehearsed.
 
 A network has dozens of kernels. Each is compiled when it is first launched, one after the other. In a rehearsal
-launches only ask for the compilation, and all of them are compiled at the same time.
+launches only ask for the compilation. Threads compile all of them side by side, beside what comes after the rehearsal;
+the first real launch of a kernel waits for it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
-
-class _Mode(threading.local):
-    rehearsing = False
-
-
-_mode = _Mode()
+_rehearsing = ContextVar("rehearsing", default=False)
+_lock = threading.Lock()
+_coming: dict[int, dict[Any, Future[None]]] = {}  # by kernel: its forms that are being made
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel; in a rehearsal have it compiled only."""
-    if _mode.rehearsing:
-        kernel.warmup(*arguments, grid=grid, **options)
-    else:
-        kernel[grid](*arguments, **options)
+    if _rehearsing.get():
+        _make(kernel, kernel.warmup(*arguments, grid=grid, **options))
+        return
+    if _coming:
+        _wait_for(kernel)
+    kernel[grid](*arguments, **options)
 
 
-@contextmanager
-def rehearsal() -> Iterator[None]:
-    """What this thread launches inside is compiled by the end, and does not run."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
-        _mode.rehearsing = True
-        try:
-            yield
-        finally:
-            _mode.rehearsing = False
+def rehearsing() -> bool:
+    """Whether launches of this thread are rehearsed now."""
+    return _rehearsing.get()
+
+
+def rehearse(function: Callable[[], None]) -> None:
+    """Call a function, rehearsing what it launches; does not wait for the kernels."""
+
+    def rehearsed() -> None:
+        _rehearsing.set(True)
+        # never left: at its end it would wait. It is over with the context that it was entered in
+        triton.AsyncCompileMode(_pool()).__enter__()
+        with torch.autograd.set_multithreading_enabled(False):  # a backward pass stays in this thread
+            function()
+
+    copy_context().run(rehearsed)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="exssnet-kernels")
+
+
+def _make(kernel: Any, form: Any) -> None:
+    """Have a form of a kernel made ready to be launched: compiled, loaded, and with a launcher, which is C code."""
+    if not hasattr(form, "result"):
+        return  # it is there already
+    device = torch.cuda.current_device()
+
+    def make() -> None:
+        with torch.cuda.device(device):
+            form.result().run  # noqa: B018 -- makes the launcher
+
+    with _lock:
+        forms = _coming.setdefault(id(kernel), {})
+        if form not in forms:
+            forms[form] = _pool().submit(make)
+
+
+def _wait_for(kernel: Any) -> None:
+    for future in list(_coming.get(id(kernel), {}).values()):
+        future.result()
+    with _lock:
+        forms = _coming.get(id(kernel), {})
+        if all(future.done() for future in forms.values()):
+            _coming.pop(id(kernel), None)

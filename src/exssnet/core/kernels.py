@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
@@ -20,13 +21,29 @@ def has_kernels(x: Tensor, *dtypes: torch.dtype) -> bool:
     return x.is_cuda and x.dtype in dtypes and has_triton()
 
 
-def can_rehearse(x: Tensor) -> bool:
-    """Whether the kernels of a call with this input can be compiled beforehand, many at a time."""
-    return x.is_cuda and _compiles_in_threads() and not torch.cuda.is_current_stream_capturing()
+def is_rehearsing() -> bool:
+    """Whether launches are only asked to be compiled now."""
+    if not _can_rehearse():
+        return False
+    from exssnet.core.jit_triton import rehearsing
+
+    return rehearsing()
+
+
+def rehearse(device: torch.device, function: Callable[[], None]) -> None:
+    """Call a function without launching our kernels: those that it would launch are compiled, many at a time.
+
+    What they would have written is whatever the memory held. The caller takes back what the function changed.
+    """
+    if device.type == "cuda" and _can_rehearse() and not torch.cuda.is_current_stream_capturing():
+        from exssnet.core.jit_triton import rehearse
+
+        with torch.random.fork_rng(devices=[device]):
+            rehearse(function)
 
 
 @cache
-def _compiles_in_threads() -> bool:
+def _can_rehearse() -> bool:
     if not has_triton():
         return False
     import triton

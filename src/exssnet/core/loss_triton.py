@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.jit_triton import jit
+from exssnet.core.jit_triton import jit, launch
 
 TILE = 4096  # logits held at a time
 
@@ -90,7 +90,7 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         loss, gradient = logits.new_empty(()), torch.empty_like(logits, memory_format=torch.contiguous_format)
-        _loss[(1,)](logits.contiguous(), labels, loss, gradient, *_shape(logits))
+        launch(_loss, (1,), logits.contiguous(), labels, loss, gradient, *_shape(logits))
         ctx.save_for_backward(gradient)
         return loss
 
@@ -101,4 +101,4 @@ class CrossEntropy(torch.autograd.Function):
 
 def count(total: Tensor, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
     """Add the batch's summed loss and right answers to the totals."""
-    _count[(1,)](logits.contiguous(), labels, loss, total, *_shape(logits))
+    launch(_count, (1,), logits.contiguous(), labels, loss, total, *_shape(logits))

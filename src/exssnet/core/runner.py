@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from exssnet.core import convolution
 from exssnet.core.execution import PLAIN, Execution
-from exssnet.core.kernels import can_rehearse
+from exssnet.core.kernels import is_rehearsing, rehearse
 from exssnet.errors import InputError
 
 Call = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -30,7 +30,7 @@ class _Form:
         self.narrow = convolution.fit(skeleton, convolutions, execution)
         self.lock = threading.RLock()  # tensors are swapped into the one skeleton
         self.compiled: Call | None = None
-        self._rehearsed: set[tuple[torch.Size, bool]] = set()
+        self.rehearsed: set[tuple[torch.Size, bool]] = set()
         if execution.compiled_batch:
             compiled = torch.compile(self.call, dynamic=False, options=_compiler_options())
 
@@ -52,19 +52,19 @@ class _Form:
     def rehearse(self, tensors: Mapping[str, Tensor], x: Tensor, fixed: Collection[str]) -> None:
         """Before the first call with inputs of a shape: compile our kernels for it, all at the same time."""
         backward = torch.is_grad_enabled()
-        if not self.narrow or not can_rehearse(x) or (x.shape, backward) in self._rehearsed:
+        if not self.narrow or (x.shape, backward) in self.rehearsed:
             return
-        from exssnet.core.jit_triton import rehearsal
-
-        self._rehearsed.add((x.shape, backward))
+        self.rehearsed.add((x.shape, backward))
         kept = {name: tensor.detach() for name, tensor in tensors.items()}  # at its place: kernels depend on it
         moving = {name: tensor.clone() for name, tensor in kept.items() if name not in fixed}
         stand_in = {name: t.requires_grad_(tensors[name].requires_grad) for name, t in (kept | moving).items()}
-        random_state = torch.random.fork_rng(devices=[x.device])
-        with rehearsal(), random_state, torch.autograd.set_multithreading_enabled(False):  # backward in this thread
+
+        def pass_through() -> None:
             out = self.call(stand_in, x)
             if backward and out.requires_grad:
                 out.sum().backward()  # type: ignore[no-untyped-call]
+
+        rehearse(x.device, pass_through)
 
 
 @cache
@@ -143,7 +143,11 @@ class Runner:
             call = form.compiled  # an epoch's last, smaller batch is not worth a compilation
         with form.lock, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
             self._set_training(training)
-            form.rehearse(tensors, x, fixed)
+            if is_rehearsing():
+                call = form.call  # a whole step is being rehearsed; to compile would take as long as in earnest
+                form.rehearsed.add((x.shape, torch.is_grad_enabled()))
+            else:
+                form.rehearse(tensors, x, fixed)
             out = call(tensors, x)
         for name, version in versions.items():
             if fixed[name]._version != version:

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.jit_triton import jit
+from exssnet.core.jit_triton import jit, launch
 from exssnet.core.layout import Layout
 
 BLOCK = 2048  # scores that a program reads
@@ -247,15 +247,15 @@ class TritonSelector:
         """Put the weights under the scores' mask into `out`, at their places, zeros elsewhere."""
         blocks = (self.segments, self.starts, self.stops)
         counts = (self.above, self.coarse, self.fine)
-        _near[self.grid](scores, *blocks, self.thresholds, *counts, BLOCK=BLOCK)
-        _exact[self.grid](scores, *blocks, self.thresholds, self.keep, *counts, self.state, BLOCK=BLOCK)
-        _write[self.grid](
-            scores, weights, out, self.places, *blocks, self.fine, self.state, self.thresholds, self.left, self.take,
-            self.equals, self.above, self.coarse, BLOCK=BLOCK,
+        launch(_near, self.grid, scores, *blocks, self.thresholds, *counts, BLOCK=BLOCK)
+        launch(_exact, self.grid, scores, *blocks, self.thresholds, self.keep, *counts, self.state, BLOCK=BLOCK)
+        launch(
+            _write, self.grid, scores, weights, out, self.places, *blocks, self.fine, self.state, self.thresholds,
+            self.left, self.take, self.equals, self.above, self.coarse, BLOCK=BLOCK,
         )  # fmt: skip
-        _finish[self.grid](
-            scores, weights, out, self.places, *blocks, self.bounds, self.first, self.keep, self.left, self.take,
-            self.equals, self.thresholds, BLOCK=BLOCK, LONG=LONG, MOST=self.most, num_warps=16,
+        launch(
+            _finish, self.grid, scores, weights, out, self.places, *blocks, self.bounds, self.first, self.keep,
+            self.left, self.take, self.equals, self.thresholds, BLOCK=BLOCK, LONG=LONG, MOST=self.most, num_warps=16,
         )  # fmt: skip
 
     def masked_weights(self, scores: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -268,7 +268,7 @@ class TritonSelector:
     def gradient(self, scores: Tensor, weights: Tensor, inflow: Tensor) -> Tensor:
         out = torch.empty_like(scores)
         grid = (triton.cdiv(len(scores), BLOCK),)
-        _gradient[grid](scores, weights, inflow.contiguous(), self.places, out, len(scores), BLOCK=BLOCK)
+        launch(_gradient, grid, scores, weights, inflow.contiguous(), self.places, out, len(scores), BLOCK=BLOCK)
         return out
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.jit_triton import jit
+from exssnet.core.jit_triton import jit, launch
 from exssnet.data.transforms import HorizontalFlip, Normalize, Pipeline, RandomCrop, Transform
 
 BLOCK = 1024
@@ -60,8 +60,9 @@ class FusedBatch:
         corners = rows if crop is None or generator is None else crop.draw(count, generator)
         flipped = rows if flip is None or generator is None else flip.draw(count, generator)
         grid = (count, triton.cdiv(shape.numel(), BLOCK))
-        _batch[grid](
-            self._images, rows, self._table, corners, flipped, out, count, PADDING=-1 if crop is None else crop.padding,
+        launch(
+            _batch, grid, self._images, rows, self._table, corners, flipped, out, count,
+            PADDING=-1 if crop is None else crop.padding,
             FLIP=flip is not None, CHANNELS=shape[0], HEIGHT=shape[1], WIDTH=shape[2], BLOCK=BLOCK,
         )  # fmt: skip
         return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.jit_triton import jit
+from exssnet.core.jit_triton import jit, launch
 
 BLOCK = 1024
 LONG = 8192  # numbers from which a vector gets a launch of its own; the others share torch's
@@ -80,8 +80,8 @@ class LongAdam(torch.optim.AdamW):
             state["step"] = torch.zeros((), device=p.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
-        _adam[(triton.cdiv(p.numel(), BLOCK),)](
-            p, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"], state["step"], group["lr"], 1 - beta1,
-            1 - beta2, math.log(beta1), math.log(beta2), group["eps"], group["weight_decay"], p.numel(),
-            BLOCK=BLOCK,
+        launch(
+            _adam, (triton.cdiv(p.numel(), BLOCK),), p, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"],
+            state["step"], group["lr"], 1 - beta1, 1 - beta2, math.log(beta1), math.log(beta2), group["eps"],
+            group["weight_decay"], p.numel(), BLOCK=BLOCK,
         )  # fmt: skip

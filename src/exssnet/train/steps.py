@@ -7,18 +7,21 @@ optimizer, the counters. Captured, the host's part of an epoch is a permutation,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from exssnet.core import side
+from exssnet.core.kernels import rehearse
 from exssnet.core.loss import count
 from exssnet.data.task import Data
 from exssnet.methods.base import Batch, Method, Phase
 from exssnet.train.turns import lending_the_turn
 
 WARM_UPS = 2
+_rehearsed: set[tuple[type[Method], str, int]] = set()  # by method, phase and batch size
 
 
 class Steps:
@@ -74,9 +77,10 @@ class GraphSteps(Steps):
     def _run(self, order: Tensor, progress: Callable[[float], None]) -> None:
         self._order.copy_(order)
         seed = self.generator.initial_seed()
-        for size in sorted(set(self.sizes), reverse=True):
-            if size not in self._graphs:
-                self._graphs[size] = self._captured(size)
+        missing = sorted(set(self.sizes) - set(self._graphs), reverse=True)
+        self._rehearse(missing)
+        for size in missing:
+            self._graphs[size] = self._captured(size)
         self.generator.manual_seed(seed)  # capturing drew from it
         self._at.zero_()
         self.total.zero_()
@@ -88,6 +92,18 @@ class GraphSteps(Steps):
             end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             end.record()
             end.synchronize()
+
+    def _rehearse(self, sizes: list[int]) -> None:
+        """Have the kernels of all steps compiled, beside what the compiler does when the first of them is captured."""
+        kinds = {size: (type(self.method), self.phase.name, size) for size in sizes}
+        if _rehearsed.issuperset(kinds.values()):
+            return
+        _rehearsed.update(kinds.values())
+        before = self._moving()
+        for size in kinds:
+            self._at.zero_()
+            rehearse(self.data.device, partial(self._next, size))
+        self._put_back(before)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         """Run a few steps to let every library set itself up, take them back, and capture one."""
