@@ -14,6 +14,7 @@ from tests.stopping import cut_after
 from torch import nn
 
 from exssnet.core.execution import CUDA, Execution
+from exssnet.core.kernels import has_triton
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.runner import _Form
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
@@ -36,6 +37,9 @@ pytestmark = [
 ]
 
 
+if has_triton():
+    from exssnet.core import jit_triton
+
 WAYS = {
     "plain": Execution(),
     "bf16, filled": Execution(torch.bfloat16, channels_last=True, channel_multiple=8),
@@ -43,6 +47,12 @@ WAYS = {
     "fp32, narrow": Execution(channels_last=True, narrow=192),
     "compiled": replace(CUDA, compiled_batch=60),
 }
+
+
+def wait_for_kernels():
+    for forms in list(jit_triton._coming.values()):
+        for form in list(forms.values()):
+            form.result()
 
 
 def learned(execution, module, number=2, batch_size=32, **sizes):
@@ -209,6 +219,7 @@ def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(traini
     def counted(*arguments):
         counts.append(compiled())
         rehearse(*arguments)
+        wait_for_kernels()
         counts.append(compiled())
 
     monkeypatch.setattr(_Form, "rehearse", counted)
@@ -232,6 +243,7 @@ def test_a_rehearsal_of_the_steps_leaves_no_kernel_to_compile(monkeypatch):
     counts, captured = [compiled()], GraphSteps._captured
 
     def counted(self, size):
+        wait_for_kernels()
         counts.append(compiled())
         graph = captured(self, size)
         counts.append(compiled())

@@ -45,8 +45,7 @@ def rehearse(function: Callable[[], None]) -> None:
 
     def rehearsed() -> None:
         _rehearsing.set(True)
-        # never left: at its end it would wait. It is over with the context that it was entered in
-        triton.AsyncCompileMode(_pool()).__enter__()
+        _mode().__enter__()  # never left: at its end it would wait. It is over with the context that it was entered in
         with torch.autograd.set_multithreading_enabled(False):  # a backward pass stays in this thread
             function()
 
@@ -56,6 +55,12 @@ def rehearse(function: Callable[[], None]) -> None:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="exssnet-kernels")
+
+
+@cache
+def _mode() -> Any:
+    """One for all rehearsals: it knows what it was asked for before."""
+    return triton.AsyncCompileMode(_pool())
 
 
 def _make(kernel: Any, form: Any) -> None:

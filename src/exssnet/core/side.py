@@ -55,6 +55,15 @@ def line(device: torch.device) -> Iterator[torch.cuda.Stream]:
 
 
 @contextmanager
+def along(line: torch.cuda.Stream) -> Iterator[None]:
+    """Launch on the stream of a line, after what was launched before and before what comes after."""
+    line.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(line):
+        yield
+    torch.cuda.current_stream().wait_stream(line)
+
+
+@contextmanager
 def capture(graph: torch.cuda.CUDAGraph, line: torch.cuda.Stream) -> Iterator[None]:
     """Launch into the graph.
 

@@ -100,9 +100,10 @@ class GraphSteps(Steps):
             return
         _rehearsed.update(kinds.values())
         before = self._moving()
-        for size in kinds:
-            self._at.zero_()
-            rehearse(self.data.device, partial(self._next, size))
+        with side.line(self.data.device) as line, side.along(line):
+            for size in kinds:
+                self._at.zero_()
+                rehearse(self.data.device, partial(self._next, size))
         self._put_back(before)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
@@ -112,12 +113,10 @@ class GraphSteps(Steps):
         graph.register_generator_state(self.generator)
         device = self.data.device
         with side.line(device) as line, torch.random.fork_rng(devices=[device]):  # dropout must not notice
-            line.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(line):
+            with side.along(line):
                 for _ in range(WARM_UPS):
                     self._at.zero_()
                     self._next(size)
-            torch.cuda.current_stream().wait_stream(line)
             self._at.zero_()
             self.optimizer.zero_grad(set_to_none=True)
             with side.capture(graph, line):
