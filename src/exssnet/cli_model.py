@@ -209,7 +209,12 @@ def tasks(path: Where, as_json: AsJson = False) -> None:
     """List the tasks: classes, accuracy, lender, overlap, trained weights, bytes, date."""
     from exssnet import terminal_model
 
-    terminal_model.print_tasks(_open(path), as_json)
+    model = _open(path)
+    terminal_model.print_tasks(model, as_json)
+    if model.damage is not None:
+        lost = ", ".join(entry.name for entry in model.manifest.tasks[model.damage.place :])
+        print(f"exssnet: not readable: {lost}; {model.damage.reason}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -319,7 +324,10 @@ def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help
 def remove(path: Where, task: Task, network: Own = None) -> None:
     """Take a task out; weights that no other task reads become free."""
     freed = _open(path, network).remove(task)
-    print(f"removed {task}: {freed:,} weights are free again; all other tasks verified unchanged")
+    if freed is None:
+        print(f"removed {task}, which could not be read any more")
+    else:
+        print(f"removed {task}: {freed:,} weights are free again; all other tasks verified unchanged")
 
 
 @app.command(rich_help_panel=PANEL)

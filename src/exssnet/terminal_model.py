@@ -64,7 +64,7 @@ def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
     """A new task, and what it leaves."""
     free = model.model.free
     if as_json:
-        print(json.dumps(_told(task) | {"free": free}, ensure_ascii=False))
+        print(json.dumps(_facts(task) | {"free": free}, ensure_ascii=False))
         return
     accuracy = (
         f", {task.accuracy:.1f} % right on the {task.card['held_out']} held out" if task.accuracy is not None else ""
@@ -80,9 +80,9 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
     """A row per task."""
     tasks = model.tasks
     if as_json:
-        print(json.dumps([_told(task) for task in tasks], ensure_ascii=False))
+        print(json.dumps([_facts(task) for task in tasks], ensure_ascii=False))
         return
-    if not tasks:
+    if not model.manifest.tasks:
         print(f"{model.path} has no task yet")
         return
     rows = []
@@ -97,7 +97,7 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
     print(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
 
 
-def _told(task: StoredTask) -> dict[str, Any]:
+def _facts(task: StoredTask) -> dict[str, Any]:
     found = asdict(task)
     found.pop("card")
     return found

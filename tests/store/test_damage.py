@@ -69,7 +69,7 @@ def hit(path: Path) -> dict[str, tuple[str, ...]]:
     if now["base_file"]:
         found[now["base_file"]["name"]] = names
     for place, task in enumerate(now["tasks"]):
-        found |= {task["card"]["name"]: (task["name"],), task["tensors"]["name"]: names[place:]}
+        found |= {task[kind]["name"]: names[place:] for kind in ("card", "tensors")}
     return found
 
 
@@ -152,19 +152,79 @@ def test_the_command_tells_the_damaged_file_and_its_tasks_and_fails(removed):
         assert done.stderr == ""
 
 
-def test_a_damaged_directory_answers_nothing_wrong_and_is_not_changed(path):
-    module = module_of(path)
-    for entry in Folder(path).manifest().tasks:
-        file = path / "files" / entry.tensors.name
-        content = file.read_bytes()
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+def damaged(path: Path, place: int, kind: str) -> Path:
+    """With one changed byte in a file of a task, or without the file."""
+    entry = Folder(path).manifest().tasks[place]
+    file = path / "files" / (entry.card if kind == "card" else entry.tensors).name
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    if kind == "lost":
+        file.unlink()
+    return file
+
+
+@pytest.mark.parametrize("kind", ["card", "tensors", "lost"])
+def test_a_damaged_task_and_those_after_it_say_so_and_those_before_answer_as_ever(path, kind):
+    module, inputs = module_of(path), examples(0)[0]
+    model = exssnet.Model.open(path, module)
+    names = [task.name for task in model.tasks]
+    wanted = {name: model.probabilities(inputs, name) for name in names}
+    for place in reversed(range(len(names))):  # so that each is the first that is damaged
+        file = damaged(path, place, kind)
         before = {each: each.read_bytes() for each in all_files(path)}
-        with pytest.raises(StoreError, match=f"{file.name} is damaged"):
-            exssnet.Model.open(path, module).predict(examples(0)[0], "a")
-        with pytest.raises(StoreError, match=f"{file.name} is damaged"):
-            exssnet.Model.open(path, module).learn("new", examples(9), epochs=(1, 1))
+        for name in names[:place]:
+            assert torch.equal(exssnet.Model.open(path, module).probabilities(inputs, name), wanted[name])
+        for name in names[place:]:
+            opened = exssnet.Model.open(path, module)
+            for ask in (
+                opened.probabilities,
+                opened.predict,
+                lambda x, task, m=opened: m.predict(x, tasks=[task] * len(x)),
+            ):
+                with pytest.raises(StoreError, match=f"task '{name}' cannot be read: .*{file.name} is"):
+                    ask(inputs, name)
+            with pytest.raises(StoreError, match=f"task '{name}' cannot be read"):
+                opened.export(name, path.parent / "out")
+        for refused in (
+            lambda m: m.learn("new", examples(9), epochs=(1, 1)), lambda m: m.plan(), lambda m: m.route(inputs),
+        ):  # fmt: skip
+            with pytest.raises(StoreError, match=f"{file.name} is .*: put the file back"):
+                refused(exssnet.Model.open(path, module))
         assert {each: each.read_bytes() for each in all_files(path)} == before
-        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["card", "tensors", "lost"])
+def test_damaged_tasks_can_be_taken_out_from_the_last_one_on(tmp_path, kind):
+    path = tmp_path / "model"
+    for what in ("create", "learn a 1", "learn b 2", "learn c 3"):
+        change(path, what)
+    wanted = state(path)
+    damaged(path, 1, kind)
+    with pytest.raises(StoreError, match="remove the tasks from the last one down to 'b'"):
+        exssnet.Model.open(path).remove("a")
+    with pytest.raises(StoreError, match="down to 'b'"):
+        exssnet.Model.open(path).remove("b")
+    model = exssnet.Model.open(path)
+    assert model.remove("c") is None
+    assert model.remove("b") is None
+    assert state(path) == wanted[:1]
+    assert {problem.tasks for problem in verify(Folder(path)).problems} == {(ROLLBACK,)}
+    model.learn("b", examples(2), epochs=(1, 1))
+    assert verify(Folder(path)).verified
+
+
+def test_the_command_line_lists_the_tasks_before_a_damaged_card(removed):
+    file = damaged(removed, 1, "card")
+    done = subprocess.run([sys.executable, "-m", "exssnet", "tasks", removed], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["task", "a", "1"]
+    assert done.stderr.startswith("exssnet: not readable: c; ")
+    assert f"{file.name} is damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+    again = subprocess.run(
+        [sys.executable, "-m", "exssnet", "remove", removed, "--task", "c"], capture_output=True, text=True
+    )
+    assert again.stdout == "removed c, which could not be read any more\n"
 
 
 def test_a_file_that_is_written_again_heals(removed):

@@ -28,9 +28,10 @@ class Answer:
 
 def answers(model: Reader, paths: Sequence[Path], task: str, rule: str = "confident") -> list[Answer]:
     """What the inputs in some files are; with the task `auto` the rule finds the task of each."""
-    if not model.cards:
+    known = model.manifest.tasks
+    if not known:
         raise InputError(f"{model.path} has no task yet: learn one first")
-    card = model.cards[0] if task == AUTO else model.card(task)
+    card = model.card(known[0].name if task == AUTO else task)
     inputs, names = read_inputs(list(paths), card["recipe"])
     if task == AUTO:
         routed = model.route(inputs, rule)

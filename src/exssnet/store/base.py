@@ -6,9 +6,9 @@ one file holds what no seed can make again. Its code is never stored, and never 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -37,17 +37,25 @@ class Base:
     init: str
     private: tuple[str, ...]
     head_layer: str | None
-    structure: str = ""  # digest of the names and shapes of all parameters
+    structure: tuple[str, ...] = ()  # of every tensor the kind, name and shape
     first: str = ""  # digest of the first weights and of all that tasks share
 
     def json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return found | {"input": list(self.input), "private": list(self.private)}
+        return {
+            "network": self.network, "input": list(self.input), "width": self.width, "density": self.density,
+            "seed": self.seed, "method": self.method, "init": self.init, "private": list(self.private),
+            "head_layer": self.head_layer, "structure": list(self.structure), "first": self.first,
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Base:
+        """What is known of it; names that this version does not know are left alone."""
         try:
-            return cls(**{**found, "input": tuple(found["input"]), "private": tuple(found["private"])})
+            return cls(
+                found["network"], tuple(found["input"]), found["width"], found["density"], found["seed"],
+                found["method"], found["init"], tuple(found["private"]), found["head_layer"],
+                tuple(found["structure"]), found["first"],
+            )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise StoreError(f"the manifest's base cannot be understood: {error}") from error
 
@@ -62,8 +70,8 @@ class Base:
             init=self.init, private=self.private, head="task", head_layer=self.head_layer,
         )  # fmt: skip
         network = model.network
-        if self.structure and structure_of(network) != self.structure:
-            raise StoreError("the module passed has other parameters than the one the model was made with")
+        if self.structure and (other := _difference(structure_of(network), self.structure)):
+            raise StoreError(f"the module passed is not built like the one the model was made with: {other}")
         if tensors is not None:
             _put(network, tensors)
         if self.first and first_digest(network) != self.first:
@@ -101,18 +109,26 @@ def new_base(
     model = base.model(module)
     stored = None if module is None else _tensors(model.network, init)
     return (
-        Base(**{**asdict(base), "structure": structure_of(model.network), "first": first_digest(model.network)}),
+        replace(base, structure=structure_of(model.network), first=first_digest(model.network)),
         stored,
     )
 
 
-def structure_of(network: MaskedNetwork) -> str:
-    """A digest of the names and shapes of all parameters, by kind."""
-    lines = [f"masked {layer.name} {layer.shape}" for layer in network.layout.layers]
-    lines += [f"private {name} {_shape(network, name, tensor)}" for name, tensor in network.private_start.items()]
-    lines += [f"frozen {name} {tuple(tensor.shape)}" for name, tensor in network.frozen.items()]
-    lines += [f"buffer {name} {tuple(tensor.shape)}" for name, tensor in network.buffers.items()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def structure_of(network: MaskedNetwork) -> tuple[str, ...]:
+    """Kind, name and shape of every tensor, in the module's order."""
+    shapes = [("masked", layer.name, layer.shape) for layer in network.layout.layers]
+    shapes += [("private", name, _shape(network, name, tensor)) for name, tensor in network.private_start.items()]
+    shapes += [("frozen", name, tuple(tensor.shape)) for name, tensor in network.frozen.items()]
+    shapes += [("buffer", name, tuple(tensor.shape)) for name, tensor in network.buffers.items()]
+    return tuple(f"{kind} {name} {'x'.join(map(str, shape))}".rstrip() for kind, name, shape in shapes)
+
+
+def _difference(found: tuple[str, ...], wanted: tuple[str, ...]) -> str:
+    """The first tensor that differs, in words; nothing where all are alike."""
+    for one, other in zip_longest(found, wanted, fillvalue="nothing"):
+        if one != other:
+            return f"it has {one!r}, the model {other!r}"
+    return ""
 
 
 def _shape(network: MaskedNetwork, name: str, tensor: Tensor) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from exssnet.core.network import LearnedTask
@@ -51,10 +50,18 @@ def content(card: Mapping[str, Any]) -> bytes:
     return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def with_task(card: Mapping[str, Any], learned: LearnedTask) -> Card:
+    """The card with what the network knows of its task now."""
+    known = {
+        "name": learned.name, "classes": learned.classes, "lender": learned.lender, "overlap": learned.overlap,
+        "trained_weights": learned.trained_weights, "digests": learned.digests, "kept": learned.kept,
+    }  # fmt: skip
+    return {"task": card.get("task", {}) | known} | {name: value for name, value in card.items() if name != "task"}
+
+
 def of_network(card: Mapping[str, Any]) -> Card:
-    """The part that the network keeps."""
-    known = {field.name for field in fields(LearnedTask)}
-    return {name: value for name, value in card["task"].items() if name in known}
+    """What the network is told of the task: all of `task` that this version knows."""
+    return {name: card["task"][name] for name in OF_TASK}
 
 
 def identity(card: Mapping[str, Any]) -> str:

@@ -60,12 +60,12 @@ def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
     if form == "model":
         _as_directory(model, task, path)
         return module
-    content = _state(network) if form == "torch" else _as_onnx(module, card["recipe"], _told(model, task))
+    content = _state(network) if form == "torch" else _as_onnx(module, card["recipe"], _facts(model, task))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         if form == "torch":
-            beside.write_text(json.dumps(_told(model, task), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            beside.write_text(json.dumps(_facts(model, task), indent=1, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
@@ -93,7 +93,7 @@ def _state(network: nn.Module) -> bytes:
     return save({name: tensor.clone().contiguous() for name, tensor in network.state_dict().items()})
 
 
-def _told(model: StoredModel, task: str) -> dict[str, Any]:
+def _facts(model: StoredModel, task: str) -> dict[str, Any]:
     """What somebody needs to know to use an exported task."""
     found, base = model.task(task), model.base
     return {
@@ -180,7 +180,7 @@ def adopt(model: StoredModel, other: StoredModel, task: str, name: str) -> None:
     """Add a task of another directory with the same base."""
     if (model.base.first, model.base.structure) != (other.base.first, other.base.structure):
         raise InputError(f"{other.path} has another base than {model.path}: its tasks cannot be shared")
-    found = other.model.network
+    found = other.answering(task).network
     card = other.card(task)
     lender = card["task"]["lender"]
     if lender not in [one.name for one in model.tasks] or model.task(lender).digest != other.task(lender).digest:

@@ -22,7 +22,7 @@ from exssnet.model import Model
 from exssnet.store import exchange
 from exssnet.store import tasks as task_files
 from exssnet.store.base import new_base
-from exssnet.store.card import content, identity
+from exssnet.store.card import content, identity, of_network, with_task
 from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder, Writer
 from exssnet.store.manifest import AUTO, Entry, File, Manifest
 from exssnet.store.plan import Plan, plan
@@ -115,9 +115,11 @@ class StoredModel(Reader):
         now = self._manifest if self._unwritten else self._folder.manifest()
         if any(entry.name == name for entry in now.tasks):  # before the data is read
             raise InputError(f"task '{name}' has been learned already: choose another name")
+        cards = self.cards
+        self.require_whole()
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
-        scaling = _scaling(found, train, self.cards)
+        scaling = _scaling(found, train, cards)
         part = _parts(found, scaling)
         batch_size = _batch(len(train)) if batch_size is None else batch_size
         with self._changing() as change:
@@ -132,8 +134,8 @@ class StoredModel(Reader):
             )  # fmt: skip
             accuracy = model.evaluate(validation, name) if validation is not None else None
             card: dict[str, Any] = {
-                "task": learned.card(), "labels": list(found.classes), "label": label, "recipe": dict(found.recipe),
-                "scaling": scaling, "accuracy": accuracy, "examples": len(train), "held_out": len(rest),
+                "labels": list(found.classes), "label": label, "recipe": dict(found.recipe), "scaling": scaling,
+                "accuracy": accuracy, "examples": len(train), "held_out": len(rest),
                 "settings": {
                     "method": self.base.method, "density": model.network.density, "epochs": list(epochs), "lr": lr,
                     "weight_lr": weight_lr, "batch_size": batch_size, "optimizer": optimizer,
@@ -141,6 +143,7 @@ class StoredModel(Reader):
                 },
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             }  # fmt: skip
+            card = with_task(card, learned)
             card["digest"] = identity(card)
             coded = task_files.write(model.network, self._first(), len(model.tasks) - 1, used)[0]
             change.add(f"learn {name}", card, coded)
@@ -151,7 +154,8 @@ class StoredModel(Reader):
         return {
             "path": str(self.path), "base": self.base.json(), "changes": self._manifest.number,
             "last_change": self._manifest.change, "time": self._manifest.time,
-            "tasks": [task.name for task in self.tasks], "bytes": sum(file.size for file in self._manifest.files()),
+            "tasks": [entry.name for entry in self._manifest.tasks],
+            "bytes": sum(file.size for file in self._manifest.files()),
         }  # fmt: skip
 
     def _labelled(
@@ -178,6 +182,7 @@ class StoredModel(Reader):
         check_name(name)
         with self._changing() as change:
             self.task(task)
+            self.require_whole()
             if any(entry.name == name for entry in self._manifest.tasks):
                 raise InputError(f"task '{name}' is there already: choose another name")
             entries = []
@@ -188,11 +193,18 @@ class StoredModel(Reader):
                 entries.append(replace(changed, predictor=predictor))
             change.commit(f"rename {task} to {name}", entries)
 
-    def remove(self, task: str) -> int:
-        """Take a task out; how many weights became free. What other tasks read stays, and they are verified."""
+    def remove(self, task: str) -> int | None:
+        """Take a task out; how many weights became free. What other tasks read stays, and they are verified.
+
+        Of a damaged directory the last task can be taken out, unread: then nobody knows how many.
+        """
         with self._changing() as change:
-            self.task(task)
-            network = change.model.network
+            last = self._place(task) + 1 == len(self._manifest.tasks)
+            network = self.model.network  # reading it finds what is damaged
+            if self.damage is not None and last:
+                change.commit(f"remove {task}", self._manifest.tasks[:-1])
+                return None
+            self.require_whole()
             before = network.bank.free_count
             first, start = self._first(), list(network.tasks).index(task)
             network.remove(task, first)
@@ -219,8 +231,8 @@ class StoredModel(Reader):
         with self._changing() as change:
             network = change.model.network
             used = network.bank.used.clone()
-            learned = network.adopt(card["task"] | {"name": name}, mask, masked, private)
-            card = card | {"task": learned.card()}
+            learned = network.adopt(of_network(card) | {"name": name}, mask, masked, private)
+            card = with_task(card, learned)
             coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
             change.add(f"import {name}", card, coded)
         return self.task(name)
@@ -246,7 +258,9 @@ class StoredModel(Reader):
     def plan(self, tasks: int = 10, density: float | None = None) -> Plan:
         """What is left, and what so many more tasks at a density will leave and cost."""
         density = self.base.density if density is None else density
-        return plan(self.model.network, tasks, density, not self.base.method.startswith("supsup"), self._card_bytes())
+        network = self.model.network
+        self.require_whole()
+        return plan(network, tasks, density, not self.base.method.startswith("supsup"), self._card_bytes())
 
     def _card_bytes(self) -> float:
         """What a task's files hold besides tensors: a card, and a header."""
@@ -265,7 +279,7 @@ class StoredModel(Reader):
 
     def _forget(self, manifest: Manifest) -> None:
         """Let go of what was read, of another state."""
-        self._manifest, self._cards, self._loaded, self._mixed = manifest, None, None, None
+        self._manifest, self._cards, self._damage, self._loaded, self._mixed = manifest, None, None, None, None
 
 
 class Change:
@@ -296,7 +310,9 @@ class Change:
 
     @property
     def model(self) -> Model:
-        return self._stored.model
+        model = self._stored.model
+        self._stored.require_whole()
+        return model
 
     def entry(self, card: Mapping[str, Any], coded: task_files.Coded) -> Entry:
         tensors = self._writer.put(coded.content, "safetensors")

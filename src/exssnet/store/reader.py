@@ -50,8 +50,19 @@ class StoredTask:
     card: Mapping[str, Any]  # all of it, as stored
 
 
+@dataclass(frozen=True)
+class Damage:
+    """Where a directory stops being readable: a task is read through those before it."""
+
+    place: int  # of the first task that cannot be read
+    reason: str
+
+
 class Reader:
-    """A directory, as it was when it was opened. Reading needs no lock."""
+    """A directory, as it was when it was opened. Reading needs no lock.
+
+    Where a task's file is damaged, the tasks before it answer as ever; it and those after it say why they do not.
+    """
 
     def __init__(
         self, folder: Folder, module: nn.Module | None, device: str | torch.device | None,
@@ -62,6 +73,7 @@ class Reader:
         self._manifest = folder.manifest() if manifest is None else manifest
         self._unwritten, self._base_content = manifest is not None, base
         self._cards: list[Card] | None = None
+        self._damage: Damage | None = None
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
 
@@ -81,29 +93,66 @@ class Reader:
 
     @property
     def tasks(self) -> tuple[StoredTask, ...]:
-        """The learned tasks, in order."""
+        """The learned tasks, in order; of a damaged directory those before the damage."""
         cards = self.cards  # first: reading them may find a newer state
-        return tuple(_told(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=True))
+        return tuple(_described(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=False))
+
+    @property
+    def damage(self) -> Damage | None:
+        """What was found damaged so far; `verify` looks at everything."""
+        return self._damage
 
     @property
     def cards(self) -> list[Card]:
-        """The tasks' cards, as stored."""
+        """The tasks' cards, as stored; of a damaged directory those before the damage."""
         if self._cards is None:
             self._cards = self._whole(self._read_cards)
         return self._cards
 
     def _read_cards(self) -> list[Card]:
-        files = [entry.card for entry in self._manifest.tasks]
-        return [parse(self._folder.read(file), file.name) for file in files]
+        return self._until_damaged(lambda entry: parse(self._folder.read(entry.card), entry.card.name))
+
+    def _until_damaged(self, read: Callable[[Entry], Read]) -> list[Read]:
+        """What is read of every task, up to the first of which it cannot be."""
+        found: list[Read] = []
+        for entry in self._manifest.tasks:
+            try:
+                found.append(read(entry))
+            except StoreError as error:
+                if isinstance(error, Missing) and self._folder.manifest() != self._manifest:
+                    raise  # not damaged, but changed by another process
+                if self._damage is None or len(found) < self._damage.place:
+                    self._damage = Damage(len(found), str(error))
+                break
+        return found
 
     def task(self, name: str) -> StoredTask:
         card = self.card(name)
-        return _told(self._manifest.tasks[self._place(name)], card)
+        return _described(self._manifest.tasks[self._place(name)], card)
 
     def card(self, name: str) -> Card:
         """A task's card, as stored."""
         cards = self.cards  # first, as above
-        return cards[self._place(name)]
+        place = self._place(name)
+        if place >= len(cards):
+            self._require(name)
+        return cards[place]
+
+    def _require(self, *tasks: str) -> None:
+        """Refuse to answer for tasks that cannot be read."""
+        if self._damage is not None:
+            for task in tasks:
+                if self._place(task) >= self._damage.place:
+                    raise StoreError(f"task '{task}' cannot be read: {self._damage.reason}")
+
+    def require_whole(self) -> None:
+        """Refuse what needs all tasks, where some are known not to be readable."""
+        if self._damage is not None:
+            first = self._manifest.tasks[self._damage.place].name
+            raise StoreError(
+                f"{self._damage.reason}, so task '{first}' and those after it cannot be read: put the file back, undo "
+                f"the last change, or remove the tasks from the last one down to '{first}'"
+            )
 
     def _place(self, name: str) -> int:
         for place, entry in enumerate(self._manifest.tasks):
@@ -114,10 +163,16 @@ class Reader:
 
     @property
     def model(self) -> Model:
-        """The model in memory; read when it is first asked for."""
+        """The model in memory; read when it is first asked for. Of a damaged directory it has the tasks before."""
         if self._loaded is None:
             self._loaded = self._whole(self._load)
         return self._loaded
+
+    def answering(self, *tasks: str) -> Model:
+        """The model, where it can answer for these tasks."""
+        model = self.model
+        self._require(*tasks)
+        return model
 
     def _whole(self, read: Callable[[], Read]) -> Read:
         """Read files of the state that was opened; if others changed the directory meanwhile, of the state now."""
@@ -135,10 +190,10 @@ class Reader:
 
     def _load(self) -> Model:
         model = self._without_tasks()
-        entries = self._manifest.tasks
         cards = self._read_cards()
-        contents = [(self._folder.read(entry.tensors), entry.predictor) for entry in entries]
-        task_files.read(model.network, contents, [of_network(card) for card in cards])
+        contents = self._until_damaged(lambda entry: (self._folder.read(entry.tensors), entry.predictor))
+        readable = min(len(cards), len(contents))
+        task_files.read(model.network, contents[:readable], [of_network(card) for card in cards[:readable]])
         self._cards = cards
         model.network.cache_bytes = CACHE_BYTES
         return model if self._device is None else model.to(self._device)
@@ -157,7 +212,7 @@ class Reader:
 
     def probabilities(self, x: Array, task: str) -> Tensor:
         """[N, classes] for inputs as they were given to `learn`: raw pixels, unscaled columns."""
-        return self.model.probabilities(self._inputs(x, task), task)
+        return self.answering(task).probabilities(self._inputs(x, task), task)
 
     def predict(self, x: Array, task: str | None = None, *, tasks: Sequence[str] | None = None) -> Tensor:
         """The most likely class of each input [N], counted from 0 within its task; `tasks` has a task for every row.
@@ -174,9 +229,9 @@ class Reader:
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(tasks):
             rows.setdefault(name, []).append(row)
-        inputs = self._rows(x, rows)
-        if self._mixed is None or self._mixed.network is not self.model.network:
-            self._mixed = Mixed(self.model.network)
+        inputs, network = self._rows(x, rows), self.answering(*rows).network
+        if self._mixed is None or self._mixed.network is not network:
+            self._mixed = Mixed(network)
         return self._mixed.classes(inputs, rows).cpu()
 
     def _rows(self, x: Array, rows: Mapping[str, list[int]]) -> Tensor:
@@ -203,7 +258,7 @@ class Reader:
     ) -> float:
         """Accuracy in percent on labelled examples, from files or in memory."""
         inputs, numbers = self.examples(data, task, label, labels)
-        return self.model.evaluate((self._inputs(inputs, task), numbers), task)
+        return self.answering(task).evaluate((self._inputs(inputs, task), numbers), task)
 
     def examples(
         self, data: str | Path | Examples, task: str, label: str | None = None, labels: str | Path | None = None
@@ -220,11 +275,13 @@ class Reader:
 
     def route(self, x: Array, rule: str = "confident", per: str = "row") -> Routed:
         """Which task raw inputs are from."""
+        network = self.model.network
+        self.require_whole()  # a task that cannot be read might be the one
         if not self.cards:
             raise InputError(f"{self.path} has no task yet: there is nothing to choose from")
         if len({_takes(card["recipe"]) for card in self.cards}) > 1:
             raise InputError("the tasks take different kinds of input: name the task")
-        network, names = self.model.network, [card["task"]["name"] for card in self.cards]
+        names = [card["task"]["name"] for card in self.cards]
         if all(card["scaling"] == self.cards[0]["scaling"] for card in self.cards):
             return route(network, self._inputs(x, names[0]).to(network.device), rule, per=per)
         if rule != "confident":
@@ -235,13 +292,13 @@ class Reader:
 
     def bake(self, task: str) -> nn.Module:
         """A plain module that computes what the task's subnetwork computes, from scaled inputs."""
-        return self.model.bake(task)
+        return self.answering(task).bake(task)
 
     def _inputs(self, x: Array, task: str) -> Tensor:
         return prepared(checked(x), self.card(task)["scaling"])
 
 
-def _told(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
+def _described(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
     task = card["task"]
     return StoredTask(
         entry.name, tuple(card["labels"]), card["accuracy"], card["examples"], task["lender"], task["overlap"],
