@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -195,3 +196,18 @@ def test_a_run_folder_from_another_config_is_refused_and_unchanged(tmp_path):
     assert done.returncode == 2
     assert "holds a run with another configuration (different: density)" in done.stderr
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "split-digits", "--out", "n" * 300], f"{'n' * 300}.*: File name too long"),
+        (["compare", "n" * 300], f"{'n' * 300}.*: File name too long"),
+        (["compare", "no\x1b[31mred"], r"no\\x1b\[31mred"),
+        (["run", "split-digits", "--width", "1e9", "--out", "runs"], "there is not enough memory for this"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_that_a_terminal_can_show(arguments, message, tmp_path):
+    done = exssnet(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch(f"exssnet: .*{message}.*\n", done.stderr)

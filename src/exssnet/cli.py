@@ -6,12 +6,12 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from exssnet import cli_model
-from exssnet.errors import ExssnetError, InputError
+from exssnet.errors import ExssnetError, InputError, printable
 from exssnet.version import __version__
 
 if TYPE_CHECKING:
@@ -55,12 +55,24 @@ def main() -> None:
     try:
         app()
     except ExssnetError as error:
-        print(f"exssnet: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):  # PyTorch's way to say it
+            raise
+        _fail("there is not enough memory for this")
     except KeyboardInterrupt:
         again = "; the same command goes on from the last checkpoint" if sys.argv[1:2] == ["run"] else ""
         print(f"exssnet: stopped{again}", file=sys.stderr)
         sys.exit(130)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"exssnet: {printable(message)}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _version(wanted: bool) -> None:

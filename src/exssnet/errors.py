@@ -4,8 +4,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def printable(text: str) -> str:
+    """On one line, with what a terminal would obey instead of showing it written as `repr` writes it."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
 class ExssnetError(Exception):
-    """Base of everything this package raises on purpose; the command line prints it as one line."""
+    """Base of everything this package raises on purpose; the command line prints it as one line.
+
+    Whatever names, labels and cells of a user's files a message quotes, it can be shown.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InputError(ExssnetError, ValueError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +71,19 @@ class Model:
             self.to(device)
 
     @staticmethod
-    def create(path: str | Path, network: str | nn.Module = "resnet18", **options: Any) -> StoredModel:
+    def create(
+        path: str | Path, network: str | nn.Module = "resnet18", input: Sequence[int] = (3, 32, 32), *,
+        density: float = 0.1, seed: int = 0, method: str = "exssnet+kkt", width: float | None = None,
+        init: str | None = None, private: Collection[str] = (), head_layer: str | None = None,
+        device: str | torch.device | None = None,
+    ) -> StoredModel:  # fmt: skip
         """Make a model directory, to which tasks are added for years; see `exssnet.store.model.StoredModel.create`."""
         from exssnet.store.model import StoredModel
 
-        return StoredModel.create(path, network, **options)
+        return StoredModel.create(
+            path, network, input, density=density, seed=seed, method=method, width=width, init=init, private=private,
+            head_layer=head_layer, device=device,
+        )  # fmt: skip
 
     @staticmethod
     def open(

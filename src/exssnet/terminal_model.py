@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 
+from exssnet.errors import printable
 from exssnet.store.plan import LayerPlan
 from exssnet.train.listener import EpochReport, Listener
 
@@ -192,7 +193,7 @@ def _count(number: int, what: str) -> str:
 def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns under their headings, to the right where those start with `>`; nothing is wrapped or cut."""
     right = [heading.startswith(">") for heading in headings]
-    shown = [[_printable(cell) for cell in row] for row in ([h.removeprefix(">") for h in headings], *rows)]
+    shown = [[printable(cell) for cell in row] for row in ([h.removeprefix(">") for h in headings], *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         cells = []
@@ -200,8 +201,3 @@ def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             space = " " * (width - cell_len(cell))
             cells.append(space + cell if to_right else cell + space)
         print("  ".join(cells).rstrip())
-
-
-def _printable(text: str) -> str:
-    """Labels and names of files may hold anything, also what a terminal would obey."""
-    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)

@@ -339,13 +339,22 @@ def test_what_is_no_manifest_is_told_in_a_line(removed, content):
 
 
 def test_nothing_is_ever_unpickled(path):
-    for source in Path(exssnet.__file__).parent.joinpath("store").glob("*.py"):
+    package = Path(exssnet.__file__).parent
+    for source in package.rglob("*.py"):
         tree = ast.parse(source.read_text())
         names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not {name.split(".")[0] for name in names} & {"pickle", "dill", "joblib", "marshal", "importlib"}, source
-        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        assert not calls & {"torch.load", "eval", "exec", "__import__", "compile", "np.load", "numpy.load"}, source
+        modules, calls = {name.split(".")[0] for name in names}, set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                safe = any(word.arg == "allow_pickle" and ast.unparse(word.value) == "False" for word in node.keywords)
+                calls |= set() if safe else {ast.unparse(node.func)}
+        if source.name != "pixels.py":  # which talks to processes that it has started itself
+            assert not modules & {"pickle", "dill", "joblib", "marshal"}, source
+        assert not calls & {"torch.load", "eval", "exec", "__import__", "np.load", "numpy.load"}, source
+        if source.parent.name == "store":
+            assert "importlib" not in modules, source
+            assert "compile" not in calls, source
     for file in all_files(path):
         read = {".json": json.loads, ".safetensors": load}[file.suffix]
         read(file.read_bytes())

@@ -1,4 +1,8 @@
-"""A user's NumPy files: which array holds the inputs, which the labels, and how they lie."""
+"""A user's NumPy files: which array holds the inputs, which the labels, and how they lie.
+
+Pictures are arrays of uint8. [N, H, W] is grey; of four axes the second has the channels if it is 1 or 3, else the
+last. An array that has the network's size one way is read that way.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exssnet.data.inputs import read_examples
+from exssnet.data.pictures import fit_pixels
 from exssnet.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -18,11 +23,10 @@ if TYPE_CHECKING:
 
 INPUTS = frozenset({"x", "images", "image", "inputs", "input", "data", "features"})
 LABELS = frozenset({"y", "labels", "label", "targets", "target"})
+CHANNELS = (1, 3)  # grey, RGB
 
 
-def labelled_arrays(
-    file: Path, labels: Path | None, label: str | None, shape: tuple[int, ...] | None
-) -> tuple[Tensor, list[Any]]:
+def labelled_arrays(file: Path, labels: Path | None, label: str | None) -> tuple[NDArray[Any], list[Any]]:
     """Inputs [N, ...] and labels, as they are written, of one .npz or two .npy files."""
     if file.suffix.lower() == ".npy":
         if labels is None:
@@ -39,7 +43,7 @@ def labelled_arrays(
     if x.ndim == 0 or len(x) != len(y):
         count = len(x) if x.ndim else "a single number"
         raise DataError(f"{file}: inputs '{names[0]}' are {count}, labels '{names[1]}' {len(y)}; give one for each")
-    return _tensor(_arranged(x, shape, file), file), y.tolist()
+    return x, y.tolist()
 
 
 def unlabelled_arrays(file: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -48,11 +52,21 @@ def unlabelled_arrays(file: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
     chosen = [name for name in arrays if len(arrays) == 1 or name.lower() in INPUTS]
     if len(chosen) != 1:
         raise DataError(f"{file}: which array holds the inputs? It has {_listed(arrays)}; name one of them x")
-    inputs = _tensor(_arranged(arrays[chosen[0]], shape, file), file)
+    inputs = fitting(arrays[chosen[0]], shape, file)
     found = str(inputs.dtype).removeprefix("torch.")
     if found != dtype:
         raise DataError(f"{file}: the inputs are {found}, but {dtype} was learned from; convert them")
     return inputs
+
+
+def fitting(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) -> Tensor:
+    """Inputs [N, *shape]: uint8 pictures of any size are brought to it, anything else must have it."""
+    try:
+        with np.errstate(over="ignore"):
+            arranged = _arranged(array, shape, file)
+            return read_examples((arranged, np.zeros(len(arranged), np.int64)))[0]  # floats in float32, all finite
+    except InputError as error:
+        raise DataError(f"{file}: {error}") from error
 
 
 def _pair(file: Path, arrays: Arrays, label: str | None) -> tuple[str, str]:
@@ -78,29 +92,35 @@ def _pair(file: Path, arrays: Arrays, label: str | None) -> tuple[str, str]:
 
 
 def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) -> NDArray[Any]:
-    """Images as [N, C, H, W], also those that come channels last or grey without a channel; others as they are."""
-    have = array.shape[1:]
+    """What fits as it is, what fits once the channels are second, and pictures stretched until they fit."""
+    have, pictures = array.shape[1:], _pictures(array)
     if shape is None:
-        if array.dtype != np.uint8 or array.ndim not in (3, 4):
-            return array
-        last = array.ndim == 4 and have[2] in (1, 3) and have[0] not in (1, 3)
-        shape = (1, *have) if array.ndim == 3 else (have[2], *have[:2]) if last else have
+        return array if pictures is None else pictures
     if have == shape:
         return array
     if (1, *have) == shape and array.ndim == 3:
         return array[:, None]
     if array.ndim == 4 and (have[2], *have[:2]) == shape:
         return array.transpose(0, 3, 1, 2)
-    raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network takes [N, {_joined(shape)}]")
+    one = array.ndim == 3 and have[1] in CHANNELS  # one picture in colour rather than many that are three pixels wide
+    if pictures is None or one or not array.size or len(shape) != 3 or shape[0] not in CHANNELS:
+        raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network takes [N, {_joined(shape)}]")
+    out = np.empty((len(array), *shape), np.uint8)
+    fit_pixels(pictures, out)
+    return out
 
 
-def _tensor(array: NDArray[Any], file: Path) -> Tensor:
-    """uint8 and int64 as they are, floats in float32, all finite."""
-    try:
-        with np.errstate(over="ignore"):
-            return read_examples((array, np.zeros(len(array), np.int64)))[0]
-    except InputError as error:
-        raise DataError(f"{file}: {error}") from error
+def _pictures(array: NDArray[Any]) -> NDArray[np.uint8] | None:
+    """[N, C, H, W], if these can be pictures."""
+    if array.dtype != np.uint8:
+        return None
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4 and array.shape[1] in CHANNELS:
+        return array
+    if array.ndim == 4 and array.shape[3] in CHANNELS:
+        return array.transpose(0, 3, 1, 2)
+    return None
 
 
 def _only(file: Path) -> NDArray[Any]:
@@ -121,6 +141,8 @@ def _load(file: Path) -> Arrays:
             raise DataError(
                 f"{file}: holds Python objects or is no NumPy file; objects are never unpickled, save numeric arrays"
             ) from None
+        if isinstance(error, OSError) and error.strerror:  # the system's word, not NumPy's
+            raise DataError(f"{file}: cannot be read ({error.strerror})") from error
         why = " ".join(str(error).split())
         raise DataError(f"{file}: not readable as a NumPy file ({why}); save it again") from error
     if not arrays:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.data.arrays import labelled_arrays, unlabelled_arrays
+from exssnet.data.arrays import fitting, labelled_arrays, unlabelled_arrays
 from exssnet.data.naming import label_names, settle
 from exssnet.data.pictures import class_folders, fit_all, image_files, image_shape
 from exssnet.data.streams import Holdout, rows_by_class
@@ -52,7 +52,8 @@ def read_labelled(
 ) -> Labelled:
     """Examples and labels from a folder of images or from a .parquet, .npz, .npy or .csv file.
 
-    `shape` is what the network takes; without it images become 3×32×32, tables and arrays keep their own. `label`
+    `shape` is what the network takes: images, also those in arrays of uint8, are stretched to it, anything else must
+    have it. Without it images become 3×32×32, tables and arrays keep their own. `label`
     names the label column (or the array of an .npz), `labels` the second file beside a .npy. To read more of what
     was learned before, give its `classes` and `recipe`: labels are numbered and columns are ordered as they were.
     """
@@ -184,8 +185,9 @@ def _arrays(file: Path, shape: Shape, label: str | None, second: Path | None, cl
     def where(row: int) -> str:
         return f"{file}, row {row}"
 
-    inputs, written = labelled_arrays(file, second and _existing(second), label, shape)
+    array, written = labelled_arrays(file, second and _existing(second), label)
     labels, classes = settle(label_names(written, None, classes, where), None, classes, where, file)
+    inputs = fitting(array, shape, file)
     dtype = str(inputs.dtype).removeprefix("torch.")
     return Labelled(inputs, labels, classes, _recipe("array", inputs) | {"dtype": dtype})
 
@@ -233,9 +235,14 @@ def _material(recipe: Recipe) -> str:
 
 
 def _existing(path: Path) -> Path:
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder; check the path")
+    try:
+        path = Path(path).expanduser()
+        path.stat()
+    # a NUL or half a character in the name is a ValueError, the home of an unknown user a RuntimeError
+    except (FileNotFoundError, NotADirectoryError, ValueError, RuntimeError):
+        raise DataError(f"{path}: there is no such file or folder; check the path") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     return path
 
 

@@ -44,6 +44,13 @@ def settle(
     return torch.tensor([number[name] for name in names], dtype=torch.int64), classes
 
 
+def plain_number(text: str) -> float:
+    """A decimal number in ASCII, with spaces around it or not. `1_0` and `１０` are text, whatever Python thinks."""
+    if "_" in text or not text.isascii():  # all that float() takes beyond it
+        raise ValueError(text)
+    return float(text)
+
+
 def _classes(names: Sequence[str], own: list[str] | None, path: Path) -> list[str]:
     """The names that occur, in the order of the file's own list; without one numbers by size, text by name."""
     distinct = set(names)
@@ -52,9 +59,14 @@ def _classes(names: Sequence[str], own: list[str] | None, path: Path) -> list[st
     if own is not None:
         return [name for name in own if name in distinct]
     try:
-        return sorted(distinct, key=lambda name: (int(name), name))
+        return sorted(distinct, key=_by_size)
     except ValueError:
         return sorted(distinct)
+
+
+def _by_size(name: str) -> tuple[int, str]:
+    plain_number(name)
+    return int(name), name
 
 
 def _own_name(value: Any, own: list[str], where: str) -> str:
@@ -81,7 +93,7 @@ def _without_fractions(names: set[str]) -> dict[str, str | None]:
     short: dict[str, str | None] = {}
     for name in names:
         try:
-            number = float(name)
+            number = plain_number(name)
         except ValueError:
             return {}
         if not number.is_integer():  # also NaN and infinity

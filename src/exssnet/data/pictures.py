@@ -1,10 +1,10 @@
-"""A user's image files, of any size and mode, brought to the one shape a network takes."""
+"""A user's images, of any size and mode, brought to the one shape a network takes."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -81,28 +81,40 @@ def fit_all(images: Sequence[Encoded], places: Sequence[str], out: NDArray[np.ui
     # PIL's remarks on odd metadata and large sizes say nothing a user could act on. The filter is set here and
     # not in the threads, because all of them share it.
     with warnings.catch_warnings(action="ignore"):
-        if not images or _small(images[0], places[0]):
-            for row in range(len(images)):
-                put(row)
-            return
-        with ThreadPoolExecutor(min(_cores(), MOST)) as pool:
-            for _ in pool.map(put, range(len(images))):  # in order, so the first bad image is the one reported
-                pass
+        _for_each(put, len(images), small=not images or _small(images[0], places[0]))
+
+
+def fit_pixels(pictures: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Bring pictures [N, 1 or 3, height, width] to `out`, uint8 [N, C, H, W], as the same ones in files would be."""
+    from PIL import Image
+
+    def put(row: int) -> None:
+        channels_last = pictures[row].transpose(1, 2, 0)
+        picture = Image.fromarray(channels_last[..., 0] if len(pictures[row]) == 1 else channels_last)
+        out[row] = _stretched(picture, image_shape(out.shape[1:]))
+
+    _for_each(put, len(pictures), small=pictures.shape[2] * pictures.shape[3] <= SMALL)
 
 
 def fit(image: Encoded, where: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     """One image, stretched to a shape [C, H, W]: upright, 8 bits deep, on white where it is transparent."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    channels, height, width = shape
     with _opened(image, where) as opened:
-        opened.draft(None, (GAP * max(height, width),) * 2)  # JPEG decodes to a fraction of its size much faster
+        opened.draft(None, (GAP * max(shape[1:]),) * 2)  # JPEG decodes to a fraction of its size much faster
         opened.load()
         with suppress(Exception):  # an unreadable note of the camera does not make the picture unreadable
             ImageOps.exif_transpose(opened, in_place=True)
-        plain = _plain(opened, where)
-        # before the colours are settled, because the small image costs less memory
-        small = plain.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=GAP)
+        return _stretched(_plain(opened, where), shape)
+
+
+def _stretched(plain: Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """An image in a plain mode as pixels [C, H, W], grey or RGB as the shape has it."""
+    from PIL import Image
+
+    channels, height, width = shape
+    # before the colours are settled, because the small image costs less memory
+    small = plain.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=GAP)
     if small.mode == "RGBA":
         small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
     pixels = np.asarray(small.convert("L" if channels == 1 else "RGB"))
@@ -166,6 +178,17 @@ def _small(image: Encoded, where: str) -> bool:
     """Whether decoding is so short that a second thread would only wait for the interpreter lock."""
     with _opened(image, where) as opened:
         return opened.width * opened.height <= SMALL
+
+
+def _for_each(put: Callable[[int], None], rows: int, small: bool) -> None:
+    """Call `put` with every row; in threads, unless the images are small."""
+    if small:
+        for row in range(rows):
+            put(row)
+        return
+    with ThreadPoolExecutor(min(_cores(), MOST)) as pool:
+        for _ in pool.map(put, range(rows)):  # in order, so the first bad image is the one reported
+            pass
 
 
 def _cores() -> int:
