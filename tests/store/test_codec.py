@@ -8,10 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from exssnet.errors import DataError, InputError
+from exssnet.store import codec_reference
 from exssnet.store.codec import decode, encode
 
 weights = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=300)
 seeds = st.integers(0, 2**31)
+PLAIN = "010020f9e212f26742bc9e8f5fb8a810b8270e64242fc34ffcdbf2"  # 32 ones of 400
 
 
 def bools(size, density, seed):
@@ -63,29 +65,6 @@ def as_described(mask, kind, used, lender):
     return data + b"".join((code >> 32 * place & 0xFFFFFFFF).to_bytes(4, "little") for place in range(moved_up, -1, -1))
 
 
-def read_as_described(data, size):
-    """The mask, for a context kind of 0."""
-    ones, at, shift = 0, 2, 0
-    while True:
-        ones, shift, at = ones + ((data[at] & 127) << shift), shift + 7, at + 1
-        if data[at - 1] < 128:
-            break
-    if ones in (0, size):
-        return [bool(ones)] * size
-    words = [int.from_bytes(data[i : i + 4], "little") for i in range(at, len(data), 4)] + [0] * 2
-    p = ones / size
-    z = int((1 - p) * ((2**24 - 2) / ((1 - p) + p))) + 1
-    d, r, rest = words[0] << 32 | words[1], 2**64 - 1, iter(words[2:])
-    mask = []
-    for _ in range(size):
-        s = r >> 24
-        mask.append(d >= s * z)
-        d, r = (d - s * z, s * (2**24 - z)) if mask[-1] else (d, s * z)
-        if r < 2**32:
-            d, r = d << 32 | next(rest, 0), r << 32
-    return mask
-
-
 @given(weights)
 def test_the_bytes_are_those_the_format_describes(drawn):
     mask, used, lender = vectors(drawn)
@@ -93,12 +72,41 @@ def test_the_bytes_are_those_the_format_describes(drawn):
     assert data == as_described(mask, data[1], used, lender)
 
 
+@given(weights)
+def test_the_reference_reads_what_is_written_with_every_context(drawn):
+    mask, used, lender = vectors(drawn)
+    for known in ({}, {"used": used}, {"lender": lender}, {"used": used, "lender": lender}):
+        lists = {name: vector.tolist() for name, vector in known.items()}
+        assert codec_reference.decode(encode(mask, **known), len(mask), **lists) == mask.tolist()
+    for kind in range(4):  # also those that `encode` would not choose
+        data = as_described(mask, kind, used, lender)
+        assert codec_reference.decode(data, len(mask), used.tolist(), lender.tolist()) == mask.tolist()
+        assert torch.equal(decode(data, len(mask), used, lender), mask)
+
+
 @given(st.integers(1, 3000), st.floats(0, 1), seeds)
-def test_a_reader_written_from_the_description_reads_the_mask(size, density, seed):
+def test_the_reference_reads_long_masks(size, density, seed):
     mask = bools(size, density, seed)
     data = encode(mask)
     assert data == as_described(mask, 0, mask, mask)
-    assert read_as_described(data, size) == mask.tolist()
+    assert codec_reference.decode(data, size) == mask.tolist()
+
+
+@pytest.mark.parametrize(("ones", "total"), [(13, 47), (45, 47), (26, 94)])
+def test_the_reference_rounds_probabilities_as_doubles_do(ones, total):
+    assert int((1 - ones / total) * (2**24 - 2)) != (total - ones) * (2**24 - 2) // total
+    mask = torch.zeros(40 * total, dtype=torch.bool)
+    mask[torch.randperm(len(mask), generator=torch.Generator().manual_seed(0))[: 40 * ones]] = True
+    assert codec_reference.decode(encode(mask), len(mask)) == mask.tolist()
+
+
+def test_the_reference_needs_nothing_but_python():
+    program = f"""
+import runpy
+decode = runpy.run_path({codec_reference.__file__!r})["decode"]
+assert sum(decode(bytes.fromhex("{PLAIN}"), 400)) == 32
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)  # without installed packages
 
 
 def test_the_format_has_not_changed():
@@ -106,13 +114,12 @@ def test_the_format_has_not_changed():
     lender, used = place % 7 == 0, place % 3 > 0
     new = ~used & (place % 31 == 5)
     half, whole = lender & (place % 2 == 0) | ~lender & new, lender | new
-    plain = "010020f9e212f26742bc9e8f5fb8a810b8270e64242fc34ffcdbf2"
     lent = "010209482d3564b999594b98f79b1b52a0f4e4b7ebd359580030756a8b8b907c"
     both = "01030900305f1271acb6d6abdb23"
-    assert encode(half[:400]).hex() == plain
+    assert encode(half[:400]).hex() == PLAIN
     assert encode(half, lender=lender).hex() == lent
     assert encode(whole, used, lender).hex() == both
-    assert torch.equal(decode(bytes.fromhex(plain), 400), half[:400])
+    assert torch.equal(decode(bytes.fromhex(PLAIN), 400), half[:400])
     assert torch.equal(decode(bytes.fromhex(lent), 1000, lender=lender), half)
     assert torch.equal(decode(bytes.fromhex(both), 1000, used, lender), whole)
 

@@ -1,9 +1,9 @@
 """A batch whose rows are of different tasks, computed at once.
 
 The tasks' weights are stacked and the network runs on all of them in one go (`vmap`): for small layers, where a call
-costs more than its products, that is several times faster than one task after the other. For convolutions with weights
-of their own for every group there is no such kernel; networks with any go task by task, and so do modules that `vmap`
-cannot run.
+costs more than its products, that is several times faster than one task after the other. With convolutions it gains
+little, and only while all tasks have equally few rows: filling them up costs more (`benchmarks/store.py`). So networks
+with any go task by task, and so do modules that `vmap` cannot run.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Runner:
             call = form.compiled  # an epoch's last, smaller batch is not worth a compilation
         with form.lock, torch.autocast(x.device.type, low, enabled=low is not None, cache_enabled=False):
             self._set_training(training)
-            if is_rehearsing():
+            if x.is_cuda and is_rehearsing():
                 call = form.call  # a whole step is being rehearsed; to compile would take as long as in earnest
                 form.rehearsed.add((x.shape, torch.is_grad_enabled()))
             else:

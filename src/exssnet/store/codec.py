@@ -3,30 +3,9 @@
 A mask of n weights at density k takes about n·H(k) bits. Where it overlaps with the weights in use, or with the mask
 it started from (the lender's), the weights are split into groups by that, and each group has its own probability.
 
-The format, for another implementation
-    byte 0    the version, 1
-    byte 1    the context kind: bit 0, weights are grouped by the used set; bit 1, by the lender's mask
-    counts    per group its number of ones, each an unsigned LEB128 of the least length. A weight's group is
-              1·(it is in the used set) + 2·(it is in the lender's mask), without the bit the kind does not have:
-              one, two or four groups, in rising order, empty ones too. How many weights a group has follows
-              from the used set, the lender's mask and the size, all known to the reader.
-    words     32-bit words, little-endian, to the end: all groups one after another, the weights of a group in
-              their order. A group of zeros only or ones only is not coded; if there is no other, there is no word.
-
-The words are those of `RangeEncoder` in constriction 0.5 (its `queue`: 32-bit words, a 64-bit state, 24 bits of
-precision) with `Bernoulli(ones / total, perfect=False)`. In numbers, a zero of a group weighs
-
-    z = ⌊(1 − p) · ((2²⁴ − 2) / ((1 − p) + p))⌋ + 1 of 2²⁴,   p = ones / total, in double precision,
-
-and a one the rest. `perfect=False` because that is this one line; the other choice is a search that uses logarithms.
-A decoder starts with r = 2⁶⁴ − 1 and d = the first word · 2³² + the second; words past the end are zero. For each
-weight, s = r >> 24. If d ≥ s·z it is a one, d loses s·z and r becomes s·(2²⁴ − z); else it is a zero and r becomes
-s·z. If then r < 2³², both move up by 32 bits, and d takes in the next word. (d ≥ s·2²⁴ is in no valid data.)
-An encoder keeps the same r; its l, a number without limit, starts at 0, gains s·z for a one and moves up with r. The
-words are those of ⌊(l + 2³² − 1) / 2³²⌋, the highest first, one more than r was moved up. (constriction may append
-a zero word to that; it is left out.)
-
-So a mask has one encoding of each kind, and `decode` takes no other bytes.
+docs/reference/format.md has the format, exact to the bit; `codec_reference.py` decodes it in plain Python. The range
+coder is constriction's, with `perfect=False` because its weight of a zero is then one line of arithmetic; the other
+choice is a search that uses logarithms. A mask has one encoding of each kind, and `decode` takes no other bytes.
 """
 
 from __future__ import annotations

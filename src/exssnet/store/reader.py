@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from exssnet.core.execution import CPU
 from exssnet.core.mixed import Mixed
 from exssnet.core.routing import Routed, route
 from exssnet.data import files
@@ -196,7 +197,11 @@ class Reader:
         task_files.read(model.network, contents[:readable], [of_network(card) for card in cards[:readable]])
         self._cards = cards
         model.network.cache_bytes = CACHE_BYTES
-        return model if self._device is None else model.to(self._device)
+        if self._device is not None:
+            model.to(self._device)
+        if model.network.device.type == "cpu" and any(layer.convolution for layer in model.network.layout.layers):
+            model.network.execute(CPU)
+        return model
 
     def _without_tasks(self) -> Model:
         file = self._manifest.base_file
