@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -50,6 +51,9 @@ class Order(StrEnum):
     NAME = "name"
 
 
+TRACEBACK = "EXSSNET_TRACEBACK"
+
+
 def main() -> None:
     """Run a command; what we raise on purpose becomes one line and exit code 2."""
     try:
@@ -57,13 +61,15 @@ def main() -> None:
     except ExssnetError as error:
         _fail(str(error))
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or os.environ.get(TRACEBACK):
             raise
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(f"{error.filename}: {error.strerror} ({TRACEBACK}=1 shows where)")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):  # PyTorch's way to say it
+        # PyTorch's ways to say it, on a CPU and on a GPU
+        full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
+        if os.environ.get(TRACEBACK) or not (full or isinstance(error, MemoryError)):
             raise
-        _fail("there is not enough memory for this")
+        _fail(f"there is not enough memory for this ({' '.join(str(error).split())})")
     except KeyboardInterrupt:
         again = "; the same command goes on from the last checkpoint" if sys.argv[1:2] == ["run"] else ""
         print(f"exssnet: stopped{again}", file=sys.stderr)

@@ -142,7 +142,7 @@ def print_report(report: Report, path: Path, as_json: bool) -> None:
     for problem in report.problems:
         print(f"{problem}")
     if report.problems:
-        print(f"{path}: {len(report.problems)} of {report.files} files are damaged")
+        print(f"{path}: {_count(len(report.problems), 'damaged file')} of {report.files}")
         return
     tasks = "the tasks themselves were not computed: that needs --network"
     if report.tasks is not None:

@@ -96,3 +96,14 @@ def test_a_task_of_28x28_arrays_is_learned_evaluated_and_asked_on_a_network_for_
     right = [answer.label == str(label) for answer, label in zip(answers, DIGITS.target[wanted], strict=False)]
     assert np.mean(right) > 0.9
     assert answers[-1].probabilities == pytest.approx(answers[0].probabilities)
+
+
+def test_one_picture_in_colour_is_not_three_grey_ones(tmp_path):
+    np.save(tmp_path / "one.npy", np.zeros((3, 32, 32), np.uint8))
+    with pytest.raises(DataError, match=r"the inputs have shape \[3, 32, 32\], the network takes \[N, 3, 32, 32\]"):
+        read_inputs([tmp_path / "one.npy"], {"kind": "array", "shape": [3, 32, 32], "dtype": "uint8"})
+
+
+def test_floats_that_come_channels_last_make_a_network_of_so_many_channels(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((6, 9, 8, 3), np.float32), y=np.arange(6) % 2)
+    assert read_labelled(tmp_path / "x.npz").inputs.shape == (6, 3, 9, 8)

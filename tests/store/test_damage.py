@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 from tests.store.second_process import change, examples, state, whole
 from torch import nn
 
@@ -435,3 +435,47 @@ def test_a_damaged_way_back_is_refused_and_the_tasks_stay(removed):
             file.write_bytes(content)
     change(removed, "rollback")
     assert [name for name, _, _ in whole(removed)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("wrong", ["card", "tensors"])
+def test_a_whole_file_that_holds_no_task_is_a_problem_of_that_file_and_those_before_answer(removed, wrong):
+    """Not damaged on the disk, but written by something else."""
+    entry = Folder(removed).manifest().tasks[1]
+    old = removed / "files" / (entry.card if wrong == "card" else entry.tensors).name
+    content = b"{}\n" if wrong == "card" else save({"mask": torch.zeros(3, dtype=torch.uint8)})
+    digest = hashlib.sha256(content).hexdigest()
+    name = digest[:32] + old.suffix
+    (removed / "files" / name).write_bytes(content)
+    rewrite(removed, lambda found: found["tasks"][1][wrong].update(name=name, sha256=digest, size=len(content)))
+    (problem,) = verify(Folder(removed)).problems
+    assert (problem.file, problem.tasks) == (name, ("c",))
+    model = exssnet.Model.open(removed)
+    assert len(model.predict(examples(0)[0], "a")) > 0
+    with pytest.raises(StoreError, match="task 'c' cannot be read"):
+        model.predict(examples(0)[0], "c")
+    assert model.remove("c") is None
+    assert [task.name for task in model.tasks] == ["a"]
+
+
+def test_an_open_model_sees_that_a_file_was_put_back_and_that_a_damaged_task_was_removed_elsewhere(removed):
+    inputs = examples(0)[0]
+    model = exssnet.Model.open(removed)
+    file = removed / "files" / Folder(removed).manifest().tasks[1].tensors.name
+    content = file.read_bytes()
+    file.write_bytes(content[::-1])
+    with pytest.raises(StoreError, match="task 'c' cannot be read"):
+        model.predict(inputs, "c")
+    file.write_bytes(content)
+    assert len(model.predict(inputs, "c")) == len(inputs)
+    file.write_bytes(content[::-1])
+    other = exssnet.Model.open(removed)
+    with pytest.raises(StoreError):
+        other.plan()
+    assert exssnet.Model.open(removed).remove("c") is None
+    assert len(exssnet.Model.open(removed).predict(inputs, "a")) == len(inputs)
+
+
+def test_a_directory_with_damaged_tensors_is_not_renamed(removed):
+    damaged(removed, 1, "tensors")
+    with pytest.raises(StoreError, match="put the file back"):
+        exssnet.Model.open(removed).rename("a", "z")

@@ -45,7 +45,8 @@ def rehearse(function: Callable[[], None]) -> None:
 
     def rehearsed() -> None:
         _rehearsing.set(True)
-        _mode().__enter__()  # never left: at its end it would wait. It is over with the context that it was entered in
+        # never left: at its end it would wait. It is over with the context that it was entered in
+        _mode(torch.cuda.current_device()).__enter__()
         with torch.autograd.set_multithreading_enabled(False):  # a backward pass stays in this thread
             function()
 
@@ -58,8 +59,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 @cache
-def _mode() -> Any:
-    """One for all rehearsals: it knows what it was asked for before."""
+def _mode(device: int) -> Any:
+    """One for all rehearsals on a device: it knows what it was asked for before."""
     return triton.AsyncCompileMode(_pool())
 
 
@@ -80,9 +81,14 @@ def _make(kernel: Any, form: Any) -> None:
 
 
 def _wait_for(kernel: Any) -> None:
-    for future in list(_coming.get(id(kernel), {}).values()):
-        future.result()
-    with _lock:
-        forms = _coming.get(id(kernel), {})
-        if all(future.done() for future in forms.values()):
-            _coming.pop(id(kernel), None)
+    try:
+        for future in list(_coming.get(id(kernel), {}).values()):
+            future.result()
+    except BaseException:
+        _mode.cache_clear()  # it would answer with the same failure for ever
+        raise
+    finally:
+        with _lock:
+            forms = _coming.get(id(kernel), {})
+            if all(future.done() for future in forms.values()):
+                _coming.pop(id(kernel), None)

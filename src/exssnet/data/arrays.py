@@ -95,6 +95,8 @@ def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) ->
     """What fits as it is, what fits once the channels are second, and pictures stretched until they fit."""
     have, pictures = array.shape[1:], _pictures(array)
     if shape is None:
+        if pictures is None and array.ndim == 4 and have[2] in CHANNELS and have[0] not in CHANNELS:
+            return array.transpose(0, 3, 1, 2)  # floats, channels last
         return array if pictures is None else pictures
     if have == shape:
         return array
@@ -102,7 +104,8 @@ def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) ->
         return array[:, None]
     if array.ndim == 4 and (have[2], *have[:2]) == shape:
         return array.transpose(0, 3, 1, 2)
-    one = array.ndim == 3 and have[1] in CHANNELS  # one picture in colour rather than many that are three pixels wide
+    # one picture in colour, rather than many that are three pixels wide, or three grey ones
+    one = array.ndim == 3 and (have[1] in CHANNELS or len(array) == shape[0] == 3)
     if pictures is None or one or not array.size or len(shape) != 3 or shape[0] not in CHANNELS:
         raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network takes [N, {_joined(shape)}]")
     out = np.empty((len(array), *shape), np.uint8)

@@ -202,7 +202,7 @@ def _cells(rows: Sequence[Row]) -> list[Cells]:
             ACCURACY: f"{_with_std(row)} {forgetting:>{width}}",
             "published": _published(row),
             f"vs {row.against}": _difference(row),
-            "MB": NONE if row.megabytes is None else f"{row.megabytes[0]:.2f}",
+            "MB": NONE if row.megabytes is None else f"{row.megabytes[0]:.{2 if row.megabytes[0] < 9.995 else 1}f}",
             "s": NONE if row.seconds is None else f"{row.seconds[0]:.{0 if row.seconds[0] >= 10 else 1}f}",
         }
         for row, forgetting in zip(rows, lost, strict=True)

@@ -86,6 +86,8 @@ class Folder:
                     self._begin()
                 yield Writer(self)
             except OSError as error:
+                if error.filename is not None and self.path not in Path(os.fsdecode(error.filename)).parents:
+                    raise  # of a file that is not ours
                 raise StoreError(f"{self.path} cannot be written, and is as it was: {_reason(error)}") from error
             finally:
                 if made and not self.exists():
@@ -222,7 +224,8 @@ class Writer:
         unfinished = self.folder.path.glob(".*.tmp")  # of a writer that was killed
         swept = [path for path in self._files.iterdir() if _OURS.fullmatch(path.name) and path.name not in kept]
         for path in [*swept, *unfinished]:
-            path.unlink()
+            with suppress(OSError):  # such as a folder in its place: the others go
+                path.unlink()
 
 
 def _sync(folder: Path) -> None:

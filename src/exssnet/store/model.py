@@ -182,6 +182,7 @@ class StoredModel(Reader):
         check_name(name)
         with self._changing() as change:
             self.task(task)
+            self._read_tensors()  # a rename reads none, but would spend the way back
             self.require_whole()
             if any(entry.name == name for entry in self._manifest.tasks):
                 raise InputError(f"task '{name}' is there already: choose another name")

@@ -24,7 +24,7 @@ from exssnet.store import tasks as task_files
 from exssnet.store.base import Base
 from exssnet.store.card import Card, identity, of_network, parse
 from exssnet.store.folder import Folder, Missing
-from exssnet.store.manifest import Entry, Manifest
+from exssnet.store.manifest import Entry, File, Manifest
 
 if TYPE_CHECKING:
     from exssnet.data.inputs import Array, Examples
@@ -56,6 +56,7 @@ class Damage:
     """Where a directory stops being readable: a task is read through those before it."""
 
     place: int  # of the first task that cannot be read
+    file: str
     reason: str
 
 
@@ -106,26 +107,38 @@ class Reader:
     @property
     def cards(self) -> list[Card]:
         """The tasks' cards, as stored; of a damaged directory those before the damage."""
+        self._look_again()
         if self._cards is None:
             self._cards = self._whole(self._read_cards)
         return self._cards
 
     def _read_cards(self) -> list[Card]:
-        return self._until_damaged(lambda entry: parse(self._folder.read(entry.card), entry.card.name))
+        return self._until_damaged([entry.card for entry in self._manifest.tasks], parse)
 
-    def _until_damaged(self, read: Callable[[Entry], Read]) -> list[Read]:
-        """What is read of every task, up to the first of which it cannot be."""
+    def _read_tensors(self) -> list[bytes]:
+        return self._until_damaged([entry.tensors for entry in self._manifest.tasks], lambda content, _: content)
+
+    def _until_damaged(self, files: Sequence[File], read: Callable[[bytes, str], Read]) -> list[Read]:
+        """What is read of every task's file, up to the first that cannot be."""
         found: list[Read] = []
-        for entry in self._manifest.tasks:
+        for file in files:
             try:
-                found.append(read(entry))
+                found.append(read(self._folder.read(file), file.name))
             except StoreError as error:
                 if isinstance(error, Missing) and self._folder.manifest() != self._manifest:
                     raise  # not damaged, but changed by another process
-                if self._damage is None or len(found) < self._damage.place:
-                    self._damage = Damage(len(found), str(error))
+                self._damaged(len(found), file.name, error)
                 break
         return found
+
+    def _damaged(self, place: int, file: str, error: StoreError) -> None:
+        if self._damage is None or place < self._damage.place:
+            self._damage = Damage(place, file, str(error))
+
+    def _look_again(self) -> None:
+        """Where something was damaged, it may have been mended since."""
+        if self._damage is not None:
+            self._cards, self._damage, self._loaded, self._mixed = None, None, None, None
 
     def task(self, name: str) -> StoredTask:
         card = self.card(name)
@@ -151,8 +164,8 @@ class Reader:
         if self._damage is not None:
             first = self._manifest.tasks[self._damage.place].name
             raise StoreError(
-                f"{self._damage.reason}, so task '{first}' and those after it cannot be read: put the file back, undo "
-                f"the last change, or remove the tasks from the last one down to '{first}'"
+                f"{self._damage.reason}, so task '{first}' and those after it cannot be read: put the file back, or "
+                f"remove the tasks from the last one down to '{first}'"
             )
 
     def _place(self, name: str) -> int:
@@ -165,6 +178,7 @@ class Reader:
     @property
     def model(self) -> Model:
         """The model in memory; read when it is first asked for. Of a damaged directory it has the tasks before."""
+        self._look_again()
         if self._loaded is None:
             self._loaded = self._whole(self._load)
         return self._loaded
@@ -178,6 +192,7 @@ class Reader:
     def _whole(self, read: Callable[[], Read]) -> Read:
         """Read files of the state that was opened; if others changed the directory meanwhile, of the state now."""
         for _ in range(10):
+            self._damage = None  # of a state that is gone
             try:
                 return read()
             except Missing as error:
@@ -191,10 +206,13 @@ class Reader:
 
     def _load(self) -> Model:
         model = self._without_tasks()
-        cards = self._read_cards()
-        contents = self._until_damaged(lambda entry: (self._folder.read(entry.tensors), entry.predictor))
+        entries, cards, contents = self._manifest.tasks, self._read_cards(), self._read_tensors()
         readable = min(len(cards), len(contents))
-        task_files.read(model.network, contents[:readable], [of_network(card) for card in cards[:readable]])
+        coded = [(content, entry.predictor) for content, entry in zip(contents, entries, strict=False)][:readable]
+        stopped = task_files.read(model.network, coded, [of_network(card) for card in cards[:readable]])
+        if stopped is not None:
+            place = len(model.network.tasks)
+            self._damaged(place, entries[place].tensors.name, stopped)
         self._cards = cards
         model.network.cache_bytes = CACHE_BYTES
         if self._device is not None:

@@ -53,8 +53,11 @@ def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> li
     return coded
 
 
-def read(network: MaskedNetwork, contents: Sequence[tuple[bytes, str | None]], cards: list[dict[str, Any]]) -> None:
-    """Put stored tasks into a network that has none."""
+def read(
+    network: MaskedNetwork, contents: Sequence[tuple[bytes, str | None]], cards: list[dict[str, Any]]
+) -> StoreError | None:
+    """Put stored tasks into a network that has none, up to the first that cannot be read; why it cannot."""
+    stopped = None
     used = torch.zeros_like(network.bank.used)
     weights = network.weights.clone()
     places: dict[str, int] = {}
@@ -74,12 +77,14 @@ def read(network: MaskedNetwork, contents: Sequence[tuple[bytes, str | None]], c
                 state[f"task.{index}.apart.0"] = mask.nonzero().view(-1)[inside]
                 state[f"task.{index}.apart.1"] = tensors["apart.values"]
         except (SafetensorError, DataError, KeyError, RuntimeError) as error:
-            raise StoreError(f"task '{card['name']}' cannot be read: {' '.join(str(error).split())}") from error
+            stopped, cards = StoreError(f"it holds no task: {' '.join(str(error).split())}"), cards[:index]
+            break
         state[f"task.{index}.mask"] = pack(mask)
         state |= {f"task.{index}.{name}": t for name, t in tensors.items() if name.startswith("private.")}
         places[card["name"]] = index
         used |= mask
     network.load_state(state | {"weights": weights}, cards)
+    return stopped
 
 
 def _bytes(content: bytes) -> Tensor:

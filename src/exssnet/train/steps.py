@@ -21,7 +21,7 @@ from exssnet.methods.base import Batch, Method, Phase
 from exssnet.train.turns import lending_the_turn
 
 WARM_UPS = 2
-_rehearsed: set[tuple[type[Method], str, int]] = set()  # by method, phase and batch size
+_rehearsed: set[tuple[type[Method], str, int, torch.device]] = set()  # by method, phase, batch size and device
 
 
 class Steps:
@@ -95,16 +95,18 @@ class GraphSteps(Steps):
 
     def _rehearse(self, sizes: list[int]) -> None:
         """Have the kernels of all steps compiled, beside what the compiler does when the first of them is captured."""
-        kinds = {size: (type(self.method), self.phase.name, size) for size in sizes}
+        kinds = {size: (type(self.method), self.phase.name, size, self.data.device) for size in sizes}
         if _rehearsed.issuperset(kinds.values()):
             return
-        _rehearsed.update(kinds.values())
         before = self._moving()
-        with side.line(self.data.device) as line, side.along(line):
-            for size in kinds:
-                self._at.zero_()
-                rehearse(self.data.device, partial(self._next, size))
-        self._put_back(before)
+        try:
+            with side.line(self.data.device) as line, side.along(line):
+                for size in kinds:
+                    self._at.zero_()
+                    rehearse(self.data.device, partial(self._next, size))
+        finally:
+            self._put_back(before)
+        _rehearsed.update(kinds.values())
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         """Run a few steps to let every library set itself up, take them back, and capture one."""
