@@ -107,3 +107,14 @@ def test_one_picture_in_colour_is_not_three_grey_ones(tmp_path):
 def test_floats_that_come_channels_last_make_a_network_of_so_many_channels(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((6, 9, 8, 3), np.float32), y=np.arange(6) % 2)
     assert read_labelled(tmp_path / "x.npz").inputs.shape == (6, 3, 9, 8)
+
+
+def test_pictures_are_scaled_alike_whether_they_come_in_arrays_or_in_files(tmp_path):
+    model = Model.create(tmp_path / "model", "lenet-300-100", (1, 8, 8), width=0.1)
+    for name, digits in (("low", (0, 1)), ("high", (8, 9))):
+        rows = np.isin(DIGITS.target, digits)
+        np.savez(tmp_path / f"{name}.npz", x=(DIGITS.images[rows] * 15).astype(np.uint8), y=DIGITS.target[rows])
+        model.learn(name, tmp_path / f"{name}.npz", epochs=(1, 1))
+    low, high = model.cards
+    assert low["scaling"] == high["scaling"]
+    assert model.route(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "one-shot").tasks == ("low", "high")

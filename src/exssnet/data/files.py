@@ -25,6 +25,7 @@ from exssnet.errors import DataError, InputError
 
 DEFAULT_IMAGE = (3, 32, 32)  # constant, so that a network made for a first task suits the images of later ones
 TABLES = (".csv", ".parquet")
+IMAGES = "images"  # a material
 ARRAYS = (".npz", ".npy")
 
 Recipe = Mapping[str, Any]
@@ -64,8 +65,8 @@ def read_labelled(
     if recipe is not None:
         shape, columns = recipe["shape"], recipe.get("columns")
     found = _find(path, None if shape is None else tuple(shape), label, labels, classes, columns)
-    if recipe is not None and _material(recipe) != _material(found.recipe):
-        raise DataError(f"{path}: holds {_material(found.recipe)}, but the task was learned from {_material(recipe)}")
+    if recipe is not None and material(recipe) != material(found.recipe):
+        raise DataError(f"{path}: holds {material(found.recipe)}, but the task was learned from {material(recipe)}")
     return found
 
 
@@ -80,7 +81,7 @@ def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
     files = [_existing(path) for path in paths]
     short = Counter(file.name for file in files)
     names = [file.name if short[file.name] == 1 else str(file) for file in files]
-    if _material(recipe) == "images" and not any(file.is_dir() or _suffix(file) in TABLES + ARRAYS for file in files):
+    if material(recipe) == IMAGES and not any(file.is_dir() or _suffix(file) in TABLES + ARRAYS for file in files):
         return _images(files, recipe["shape"]), names  # all at once, for the threads
     parts = [_unlabelled(file, name, recipe) for file, name in zip(files, names, strict=True)]
     return torch.cat([inputs for inputs, _ in parts]), [name for _, names in parts for name in names]
@@ -194,7 +195,7 @@ def _arrays(file: Path, shape: Shape, label: str | None, second: Path | None, cl
 
 def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str]]:
     """The inputs of one file or folder, and what each is called."""
-    suffix, shape, wanted = _suffix(path), tuple(recipe["shape"]), _material(recipe)
+    suffix, shape, wanted = _suffix(path), tuple(recipe["shape"]), material(recipe)
     if wanted == "a table":
         if suffix not in TABLES:
             raise DataError(f"{path}: the task was learned from a table; give a .csv or .parquet with its columns")
@@ -202,7 +203,7 @@ def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str
         return table.values, [f"{name}:{row}" for row in table.rows]
     if suffix in ARRAYS:
         inputs = unlabelled_arrays(path, shape, recipe.get("dtype", "uint8"))
-    elif wanted != "images":
+    elif wanted != IMAGES:
         raise DataError(f"{path}: the task was learned from {wanted}; give them as a .npy or .npz file")
     elif suffix == ".parquet" and (column := image_column(path)):
         inputs = parquet_images(path, column, image_shape(shape))
@@ -224,13 +225,13 @@ def _recipe(kind: str, inputs: Tensor) -> dict[str, Any]:
     return {"kind": kind, "shape": list(inputs.shape[1:])}
 
 
-def _material(recipe: Recipe) -> str:
+def material(recipe: Recipe) -> str:
     """What a recipe reads, in words; arrays of pixels are images too, from wherever they come."""
     shape = recipe["shape"]
     if recipe["kind"] == "table":
         return "a table"
     if recipe["kind"] == "image" or (recipe["dtype"] == "uint8" and len(shape) == 3 and shape[0] in (1, 3)):
-        return "images"
+        return IMAGES
     return f"{recipe['dtype']} arrays"
 
 

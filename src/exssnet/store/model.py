@@ -363,9 +363,10 @@ def _scaling(found: files.Labelled, train: Tensor, cards: Sequence[Mapping[str, 
     """How the inputs are scaled: None for examples in memory, which the caller has scaled."""
     if found.recipe["kind"] == "tensor":
         return None
-    if found.recipe["kind"] == "image":  # alike for all tasks, so that an input can be shown to any of them
+    if files.material(found.recipe) == files.IMAGES:  # alike for all tasks: an input can be shown to any of them
         for card in cards:
-            if card["recipe"] == found.recipe:
+            recipe = card["recipe"]
+            if files.material(recipe) == files.IMAGES and recipe["shape"] == found.recipe["shape"] and card["scaling"]:
                 return dict(card["scaling"])
     return files.scaling(found.inputs[train])
 
