@@ -136,7 +136,9 @@ def test_a_module_that_cannot_be_gated_is_refused():
 @pytest.mark.parametrize("seed", range(3))
 def test_weights_that_are_free_to_move_have_no_effect_where_their_units_are_off(module, shape, seed):
     draw = torch.Generator().manual_seed(seed)
-    method = made("hat", module())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        method = made("hat", module())
     network = method.network
     on = torch.randint(0, 2, (len(method.used),), generator=draw).float()
     free = method.freedom(on, settled=True)
