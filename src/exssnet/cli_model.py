@@ -212,7 +212,7 @@ def tasks(path: Where, as_json: AsJson = False) -> None:
     model = _open(path)
     terminal_model.print_tasks(model, as_json)
     if model.damage is not None:
-        lost = ", ".join(entry.name for entry in model.manifest.tasks[model.damage.place :])
+        lost = ", ".join(model.damage.tasks)
         print(f"exssnet: not readable: {lost}; {model.damage.reason}", file=sys.stderr)
         raise typer.Exit(1)
 

@@ -55,7 +55,7 @@ class StoredTask:
 class Damage:
     """Where a directory stops being readable: a task is read through those before it."""
 
-    place: int  # of the first task that cannot be read
+    tasks: tuple[str, ...]  # that cannot be read: the first one hit and those after it
     file: str
     reason: str
 
@@ -132,8 +132,9 @@ class Reader:
         return found
 
     def _damaged(self, place: int, file: str, error: StoreError) -> None:
-        if self._damage is None or place < self._damage.place:
-            self._damage = Damage(place, file, str(error))
+        lost = tuple(entry.name for entry in self._manifest.tasks[place:])
+        if self._damage is None or len(lost) > len(self._damage.tasks):
+            self._damage = Damage(lost, file, str(error))
 
     def _look_again(self) -> None:
         """Where something was damaged, it may have been mended since."""
@@ -156,13 +157,13 @@ class Reader:
         """Refuse to answer for tasks that cannot be read."""
         if self._damage is not None:
             for task in tasks:
-                if self._place(task) >= self._damage.place:
+                if task in self._damage.tasks:
                     raise StoreError(f"task '{task}' cannot be read: {self._damage.reason}")
 
     def require_whole(self) -> None:
         """Refuse what needs all tasks, where some are known not to be readable."""
         if self._damage is not None:
-            first = self._manifest.tasks[self._damage.place].name
+            first = self._damage.tasks[0]
             raise StoreError(
                 f"{self._damage.reason}, so task '{first}' and those after it cannot be read: put the file back, or "
                 f"remove the tasks from the last one down to '{first}'"

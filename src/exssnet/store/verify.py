@@ -118,8 +118,8 @@ def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Rep
             return report
         found = stored.model.network.verify()
         if stored.damage is not None:  # whole files, but not what they should be
-            tasks = tuple(entry.name for entry in stored.manifest.tasks[stored.damage.place :])
-            problem = Problem(stored.damage.file, tasks, f"{stored.damage.file}: {stored.damage.reason}")
+            damage = stored.damage
+            problem = Problem(damage.file, damage.tasks, f"{damage.file}: {damage.reason}")
             return Report((problem,), report.files, report.bytes, None)
         problems = tuple(
             Problem(tensor, (task,), f"tensor '{tensor}' no longer has its digest") for task, tensor in found.changed
