@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exssnet.core import reference
@@ -76,6 +76,7 @@ def assert_step_equals_the_reference(selector, scores, weights, layout, density,
     shapes=shapes, density=densities, seed=st.integers(0, 2**31), levels=st.sampled_from([0, 2, 1000]),
     moves=st.lists(st.sampled_from([0.0, 0.001, 0.05, 3.0]), min_size=1, max_size=6),
 )  # fmt: skip
+@example(shapes=[(3,), (1,), (1,), (8,)], density=0.01, seed=0, levels=0, moves=[0.0, 0.0, 0.0, 3.0, 3.0])
 def test_masks_of_scores_that_move_equal_the_reference_in_every_step(
     selector_type, dtype, shapes, density, seed, levels, moves
 ):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exssnet.core import convolution
+from exssnet.core import convolution, linear
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.kernels import is_rehearsing, rehearse
 from exssnet.errors import InputError
@@ -28,6 +28,8 @@ class _Form:
     def __init__(self, skeleton: nn.Module, execution: Execution, convolutions: Collection[str]) -> None:
         self.skeleton, self.execution = skeleton, execution
         self.narrow = convolution.fit(skeleton, convolutions, execution)
+        if execution.masked_linear:
+            linear.fit(skeleton)
         self.lock = threading.RLock()  # tensors are swapped into the one skeleton
         self.compiled: Call | None = None
         self.rehearsed: set[tuple[torch.Size, bool]] = set()

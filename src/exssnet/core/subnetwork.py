@@ -7,6 +7,7 @@ others are not parameters, so no optimizer, momentum or weight decay can reach t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.selection import keep_only, masked_weights, select, step_selector
 from exssnet.core.selection_cpu import CpuSelector
 from exssnet.errors import InputError
+
+if TYPE_CHECKING:
+    from exssnet.core.learned_numba import LearnedWeights
 
 
 class Subnetwork(ABC):
@@ -99,6 +103,7 @@ class OwnSubnetwork(Subnetwork):
         self._dtype = network.execution.autocast or network.weights.dtype
         self._fixed = network.arrangement(keep_only(network.weights, mask)).to(self._dtype)
         self._places = network.arrangement.places[index]
+        self._by_layer = _learned_weights(network, self._fixed, mask, index)
 
     @classmethod
     def dense(cls, network: MaskedNetwork, task: str, classes: int) -> OwnSubnetwork:
@@ -126,6 +131,9 @@ class OwnSubnetwork(Subnetwork):
     def arranged(self) -> Tensor:
         return self._fixed.index_put((self._places,), self.values.to(self._dtype))
 
+    def layers(self) -> dict[str, Tensor]:
+        return super().layers() if self._by_layer is None else self._by_layer.by_layer(self.values)
+
     def mask(self) -> Tensor:
         return self._mask
 
@@ -140,6 +148,17 @@ class OwnSubnetwork(Subnetwork):
         return self.network.commit(
             self.task, self.classes, self._mask, self.index, self.values, self.own, lender=lender, exclusive=exclusive
         )
+
+
+def _learned_weights(network: MaskedNetwork, fixed: Tensor, mask: Tensor, index: Tensor) -> LearnedWeights | None:
+    """What puts learned values in their places fast in step after step; None where there is nothing of the kind."""
+    if fixed.is_cuda or not network.arrangement.plain or network.execution.autocast is not None:
+        return None
+    try:
+        from exssnet.core.learned_numba import LearnedWeights
+    except ImportError:  # no numba, or one that does not fit this numpy
+        return None
+    return LearnedWeights(network.layout, fixed, mask, index)
 
 
 class WeightSubnetwork(OwnSubnetwork):

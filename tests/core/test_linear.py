@@ -1,0 +1,161 @@
+"""The product that passes over masked weights, held to the dense one."""
+
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from exssnet.core import linear
+from exssnet.core.execution import CPU, PLAIN
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
+from exssnet.models import build
+
+pytest.importorskip("numba", reason="needs numba")
+
+from exssnet.core import linear_numba
+from exssnet.core.learned_numba import _words
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def drawn(batch, rows, width, density, seed, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(seed)
+    mask = torch.rand(rows, width, generator=draw) < density
+    weight = torch.randn(rows, width, generator=draw, dtype=dtype) * mask
+    return torch.randn(batch, width, generator=draw, dtype=dtype), weight, _words(mask.view(-1))
+
+
+@given(
+    batch=st.integers(1, 140), rows=st.integers(1, 9), width=st.integers(1, 450), density=st.floats(0, 1),
+    dtype=st.sampled_from([torch.float32, torch.float64]), seed=st.integers(0, 2**20),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_the_product_is_the_dense_one_up_to_rounding(batch, rows, width, density, dtype, seed):
+    x, weight, words = drawn(batch, rows, width, density, seed, dtype)
+    tiny = 1e-5 if dtype is torch.float32 else 1e-13
+    assert torch.allclose(linear_numba.product(x, weight, words), x @ weight.t(), rtol=tiny, atol=30 * tiny)
+
+
+def test_inputs_that_do_not_lie_in_order_are_read_as_they_are():
+    x, weight, words = drawn(64, 5, 300, 0.2, 0)
+    turned = x.t().contiguous().t()
+    assert not turned.is_contiguous()
+    assert torch.equal(linear_numba.product(turned, weight, words), linear_numba.product(x, weight, words))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [32, 64, 100])
+def test_outputs_and_gradients_of_a_layer_are_those_of_a_plain_one(batch, bias):
+    x, weight, words = drawn(batch, 7, 200, 0.1, 1)
+    found = []
+    for kind in (nn.Linear, linear.MaskedLinear):
+        layer, inputs = kind(200, 7, bias=bias), x.clone().requires_grad_()
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            if bias:
+                layer.bias.copy_(torch.arange(7))
+        layer.weight.mask = words
+        out = layer(inputs)
+        out.square().sum().backward()
+        found.append([out, inputs.grad, layer.weight.grad, *([layer.bias.grad] if bias else [])])
+    for plain, ours in zip(*found, strict=True):
+        assert torch.allclose(plain, ours, rtol=1e-4, atol=1e-4)
+
+
+def products(monkeypatch):
+    """How often the product is asked for from now on."""
+    calls, product = [], linear_numba.product
+    monkeypatch.setattr(linear_numba, "product", lambda *arguments: calls.append(1) or product(*arguments))
+    return calls
+
+
+@pytest.mark.parametrize("x", [torch.zeros(31, 200), torch.zeros(2, 40, 200)], ids=["few examples", "sequences"])
+def test_where_it_does_not_pay_or_fit_the_product_is_dense(x, monkeypatch):
+    calls = products(monkeypatch)
+    _, _, words = drawn(1, 7, 200, 0.1, 1)
+    layer = linear.MaskedLinear(200, 7)
+    layer.weight.mask = words
+    layer(x)
+    torch.set_num_threads(2)
+    layer(torch.zeros(64, 200))
+    assert not calls
+    torch.set_num_threads(1)
+    layer(torch.zeros(64, 200))
+    assert calls
+
+
+def test_an_input_of_another_type_is_refused_as_ever():
+    _, _, words = drawn(1, 7, 200, 0.1, 1)
+    layer = linear.MaskedLinear(200, 7)
+    layer.weight.mask = words
+    with pytest.raises(RuntimeError, match="dtype"):
+        layer(torch.zeros(64, 200, dtype=torch.float64))
+
+
+def learned(execution, steps=6):
+    """Scores after some steps, then values after some steps, of LeNet on noise."""
+    torch.manual_seed(0)
+    network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
+    network.execute(execution)
+    x, y = torch.rand(64, 1, 28, 28), torch.arange(64) % 3
+    scored = ScoredSubnetwork(network, "task", 3)
+    found = []
+    for make in (lambda: scored, lambda: WeightSubnetwork(scored, torch.ones_like(network.bank.used))):
+        part = make()
+        optimizer = torch.optim.SGD(part.parameters(), 0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(part.logits(x, training=True), y).backward()
+            optimizer.step()
+        found.append(part._learned().detach())
+    return found
+
+
+def test_a_mask_and_weights_are_learned_as_with_dense_products(monkeypatch):
+    plain = learned(PLAIN)
+    calls = products(monkeypatch)
+    ours = learned(CPU)
+    assert len(calls) == 12  # one large layer
+    for a, b in zip(plain, ours, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_without_numba_weights_are_learned_with_dense_products(monkeypatch):
+    ours = learned(CPU)
+    for name in ("selection_numba", "learned_numba"):
+        monkeypatch.setitem(sys.modules, f"exssnet.core.{name}", None)  # an import of it fails now
+    calls = products(monkeypatch)
+    plain = learned(CPU)
+    assert not calls
+    for a, b in zip(plain, ours, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_masks_are_handed_out_only_where_they_help():
+    network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
+    given = ScoredSubnetwork(network, "task", 3).layers()
+    assert [name for name, weight in given.items() if weight.mask is not None] == [network.layout.layers[0].name]
+    dense = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3), density=0.5)
+    assert all(weight.mask is None for weight in ScoredSubnetwork(dense, "task", 3).layers().values())
+
+
+def test_weights_that_somebody_keeps_keep_their_masks():
+    network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
+    network.execute(CPU)
+    scored = ScoredSubnetwork(network, "task", 3)
+    x = torch.rand(64, 1, 28, 28)
+    kept = scored.layers()
+    before = network.run(kept, scored.own, 3, x, training=False)
+    scored.scores.data.mul_(-1).add_(0.01)
+    scored.layers()
+    assert torch.equal(network.run(kept, scored.own, 3, x, training=False), before)
