@@ -37,6 +37,21 @@ def test_several_methods_and_seeds_print_mean_and_spread(tmp_path):
     assert "changed after they were learned" in done.stdout
 
 
+def test_several_heads_are_run_with_every_method_that_has_them(tmp_path):
+    few = ("--epochs", "2", "--tasks", "2")
+    methods = ("--method", "naive,packnet,exssnet")
+    done = exssnet("run", "split-digits", *methods, "--head", "task,masked-test", *few, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = sorted(folder.name for folder in (tmp_path / "runs/split-digits").iterdir())
+    assert found == ["exssnet@task", "naive", "naive@masked-test", "packnet"]
+    rows = [row.split()[:3] for row in done.stdout.split("mean ± std over seeds")[1].splitlines()]
+    for row in (["naive", "task", "1"], ["naive", "masked-test", "1"], ["packnet", "task", "1"]):
+        assert row in rows
+    done = exssnet("run", "split-digits", *methods, "--head", "masked-test", *few, cwd=tmp_path)
+    assert done.stderr == "exssnet: without head masked-test: exssnet (shared), packnet (task)\n"
+
+
 def test_json_prints_the_record_and_nothing_else(tmp_path):
     done = exssnet("run", "split-digits", *QUICK, "--json", cwd=tmp_path)
     record = json.loads(done.stdout)
@@ -113,6 +128,8 @@ BAD = {
     "bad validation": (["--validation", "1.5"], "validation is 1.5"),
     "bad width": (["--width", "-1"], "width"),
     "bad head": (["--head", "tail"], "head is 'tail'"),
+    "a bad one of several heads": (["--head", "shared,tail"], "head is 'tail'"),
+    "a head twice": (["--head", "task,task"], "head task is named twice"),
     "bad threads": (["--threads", "-2"], "threads is -2"),
     "bf16 on a CPU": (
         ["--precision", "bf16", "--device", "cpu"],

@@ -148,7 +148,11 @@ def run(
     width: Annotated[float | None, typer.Option(help="Its width.", rich_help_panel=NETWORK)] = None,
     head: Annotated[
         str | None,
-        typer.Option(help="shared, task or masked-test.", show_default="the method's usual", rich_help_panel=NETWORK),
+        typer.Option(
+            help="shared, task or masked-test; several with commas.",
+            show_default="the method's usual",
+            rich_help_panel=NETWORK,
+        ),
     ] = None,
     # the method
     density: Annotated[
@@ -276,15 +280,19 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise InputError(f"seeds are '{seeds}': give whole numbers with commas, for example 0,1,2") from None
-    for what, given in (("method", names), ("seed", [str(number) for number in numbers])):
+    heads = [head.strip() for head in changes.pop("head").split(",")] if changes.get("head") else []
+    for what, given in (("method", names), ("seed", [str(number) for number in numbers]), ("head", heads)):
         twice = [value for value in given if given.count(value) > 1]
         if twice:
             raise InputError(f"{what} {twice[0]} is named twice: name each once")
-    plans = resolve_all(benchmark, names, numbers, **changes)
-    other = sorted({f"{plan.method} ({plan.head})" for plan in plans if changes.get("head") not in (None, plan.head)})
+    if not heads:
+        return resolve_all(benchmark, names, numbers, **changes)
+    plans = {p.folder: p for head in heads for p in resolve_all(benchmark, names, numbers, **changes, head=head)}
+    fitting = {plan.method for plan in plans.values() if plan.head in heads}
+    other = sorted({f"{plan.method} ({plan.head})" for plan in plans.values() if plan.method not in fitting})
     if other:
-        print(f"exssnet: without head {changes['head']}: {', '.join(other)}", file=sys.stderr)
-    return plans
+        print(f"exssnet: without head {' or '.join(heads)}: {', '.join(other)}", file=sys.stderr)
+    return [plan for plan in plans.values() if plan.head in heads or plan.method not in fitting]
 
 
 def _pairs(settings: list[str]) -> dict[str, Any]:
