@@ -26,7 +26,7 @@ import torch
 
 from exssnet.core.execution import CPU, CUDA, PLAIN, Execution
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
-from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData, load, split
+from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData, load
 from exssnet.data.tensors import Shared
 from exssnet.errors import DataError
 from exssnet.experiments.run import device_name, versions
@@ -59,9 +59,11 @@ class DenseSubnetwork(Subnetwork):
 
 
 def images(network: str, device: str, count: int) -> TensorData:
-    """MNIST's for LeNet, all of them; for ResNet-18 so many random ones."""
+    """So many of MNIST's for LeNet, random ones for ResNet-18."""
     if network == "lenet-300-100":
-        return split(load("mnist"), tasks=1).task(0).train.to(device)
+        digits = load("mnist").train
+        rows = torch.arange(count)
+        return digits.select(rows, digits.labels[rows], 10).to(device)
     shape, classes = SHAPES[network]
     draw = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=draw)

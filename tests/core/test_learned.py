@@ -1,11 +1,13 @@
 """Learned values among weights that stay, held to a plain scatter and gather."""
 
+import sys
+
 import pytest
 import torch
 
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.subnetwork import OwnSubnetwork
+from exssnet.core.subnetwork import OwnSubnetwork, ScoredSubnetwork
 from exssnet.models import build
 
 pytest.importorskip("numba", reason="needs numba")
@@ -62,6 +64,39 @@ def test_what_somebody_keeps_stays_as_it_is_and_what_nobody_keeps_is_written_ove
     place = second.data_ptr()
     del kept, second
     assert weights.by_layer(values)["a"].data_ptr() == place
+
+
+def test_a_gradient_of_the_gradient_is_refused():
+    fixed, mask, places, values, _ = drawn()
+    whole = torch.cat(
+        [part.reshape(-1) for part in LearnedWeights(LAYOUT, fixed, mask, places).by_layer(values).values()]
+    )
+    (gradient,) = torch.autograd.grad(whole.square().sum(), values, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def values_after_steps(turned=False):
+    network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
+    scored = ScoredSubnetwork(network, "task", 3)
+    mask = scored.mask()
+    index = mask.nonzero().view(-1)
+    index = index.flip(0) if turned else index
+    part = OwnSubnetwork(network, "task", 3, scored.own, mask, index, network.weights[index])
+    x = torch.rand(64, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.Adam(part.parameters(), 0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        part.logits(x, training=True).square().sum().backward()
+        optimizer.step()
+    return part.values.detach().flip(0) if turned else part.values.detach()
+
+
+def test_values_are_learned_as_without_numba_bit_for_bit(monkeypatch):
+    ours = values_after_steps()
+    assert torch.equal(values_after_steps(turned=True), ours)  # places in another order go the plain way
+    monkeypatch.setitem(sys.modules, "exssnet.core.learned_numba", None)  # an import of it fails now
+    assert torch.equal(values_after_steps(), ours)
 
 
 def test_a_network_whose_weights_are_all_used_has_nothing_to_learn_and_still_runs():

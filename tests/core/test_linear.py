@@ -17,7 +17,6 @@ from exssnet.models import build
 pytest.importorskip("numba", reason="needs numba")
 
 from exssnet.core import linear_numba
-from exssnet.core.learned_numba import _words
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,7 @@ def drawn(batch, rows, width, density, seed, dtype=torch.float32):
     draw = torch.Generator().manual_seed(seed)
     mask = torch.rand(rows, width, generator=draw) < density
     weight = torch.randn(rows, width, generator=draw, dtype=dtype) * mask
-    return torch.randn(batch, width, generator=draw, dtype=dtype), weight, _words(mask.view(-1))
+    return torch.randn(batch, width, generator=draw, dtype=dtype), weight, linear.packed(mask.view(-1))
 
 
 @given(
@@ -43,18 +42,18 @@ def drawn(batch, rows, width, density, seed, dtype=torch.float32):
 def test_the_product_is_the_dense_one_up_to_rounding(batch, rows, width, density, dtype, seed):
     x, weight, words = drawn(batch, rows, width, density, seed, dtype)
     tiny = 1e-5 if dtype is torch.float32 else 1e-13
-    assert torch.allclose(linear_numba.product(x, weight, words), x @ weight.t(), rtol=tiny, atol=30 * tiny)
+    assert torch.allclose(linear_numba.product(x, weight, None, words), x @ weight.t(), rtol=tiny, atol=30 * tiny)
 
 
 def test_inputs_that_do_not_lie_in_order_are_read_as_they_are():
     x, weight, words = drawn(64, 5, 300, 0.2, 0)
     turned = x.t().contiguous().t()
     assert not turned.is_contiguous()
-    assert torch.equal(linear_numba.product(turned, weight, words), linear_numba.product(x, weight, words))
+    assert torch.equal(linear_numba.product(turned, weight, None, words), linear_numba.product(x, weight, None, words))
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("batch", [32, 64, 100])
+@pytest.mark.parametrize("batch", [52, 64, 120])
 def test_outputs_and_gradients_of_a_layer_are_those_of_a_plain_one(batch, bias):
     x, weight, words = drawn(batch, 7, 200, 0.1, 1)
     found = []
@@ -79,7 +78,13 @@ def products(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("x", [torch.zeros(31, 200), torch.zeros(2, 40, 200)], ids=["few examples", "sequences"])
+NOT_PAYING = {
+    "few examples": torch.zeros(51, 200), "a few more than fit": torch.zeros(65, 200), "none": torch.zeros(0, 200),
+    "sequences": torch.zeros(2, 64, 200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("x", NOT_PAYING.values(), ids=NOT_PAYING)
 def test_where_it_does_not_pay_or_fit_the_product_is_dense(x, monkeypatch):
     calls = products(monkeypatch)
     _, _, words = drawn(1, 7, 200, 0.1, 1)
@@ -103,7 +108,7 @@ def test_an_input_of_another_type_is_refused_as_ever():
 
 
 def learned(execution, steps=6):
-    """Scores after some steps, then values after some steps, of LeNet on noise."""
+    """Scores of LeNet before and after some steps on noise, then values."""
     torch.manual_seed(0)
     network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
     network.execute(execution)
@@ -112,12 +117,13 @@ def learned(execution, steps=6):
     found = []
     for make in (lambda: scored, lambda: WeightSubnetwork(scored, torch.ones_like(network.bank.used))):
         part = make()
+        start = part._learned().detach().clone()
         optimizer = torch.optim.SGD(part.parameters(), 0.1)
         for _ in range(steps):
             optimizer.zero_grad()
             nn.functional.cross_entropy(part.logits(x, training=True), y).backward()
             optimizer.step()
-        found.append(part._learned().detach())
+        found.append((start, part._learned().detach()))
     return found
 
 
@@ -126,8 +132,12 @@ def test_a_mask_and_weights_are_learned_as_with_dense_products(monkeypatch):
     calls = products(monkeypatch)
     ours = learned(CPU)
     assert len(calls) == 12  # one large layer
-    for a, b in zip(plain, ours, strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_moved_alike(plain, ours)
+
+
+def assert_moved_alike(plain, ours):
+    for (start, a), (_, b) in zip(plain, ours, strict=True):
+        assert (a - b).norm() < 1e-4 * (a - start).norm()
 
 
 def test_without_numba_weights_are_learned_with_dense_products(monkeypatch):
@@ -137,8 +147,7 @@ def test_without_numba_weights_are_learned_with_dense_products(monkeypatch):
     calls = products(monkeypatch)
     plain = learned(CPU)
     assert not calls
-    for a, b in zip(plain, ours, strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_moved_alike(plain, ours)
 
 
 def test_masks_are_handed_out_only_where_they_help():

@@ -14,8 +14,8 @@ class Execution:
     autocast: torch.dtype | None = None  # bfloat16: weights are cast once, as one vector
     channels_last: bool = False  # 2-D convolutions
     channel_multiple: int = 1  # fill their channels up to a multiple of this
-    masked_linear: bool = False  # pass over the weights that masks leave out of large Linear layers
     narrow: int = 0  # but leave those of at most so many channels to kernels of our own
+    masked_linear: bool = False  # pass over the weights that masks leave out of large Linear layers
     compiled_batch: int = 0  # compile the training step for batches of this size; 0: do not
     structure: str = ""  # networks that give the same name here are built alike, and share what is compiled
 

@@ -7,44 +7,31 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from exssnet.core.jit_numba import WORD, Memory, Numbers, carray, jit, pointer
+from exssnet.core.kernels_numba import read_values, write_values
 from exssnet.core.layout import Layout
-from exssnet.core.linear import masks_that_help, with_masks
-
-
-@jit
-def _write(vector: Any, places: Any, values: Any) -> Any:
-    for number in range(len(places)):
-        vector[places[number]] = values[number]
-
-
-@jit
-def _read(inflows: Any, layers: Any, places: Any, out: Any) -> Any:
-    """What is at the places, in order; `inflows` are the addresses of the layers' parts."""
-    for layer in range(len(layers)):
-        start, stop, first, last = layers[layer]
-        inflow = carray(pointer(inflows[layer]), stop - start, out.dtype)
-        for number in range(first, last):
-            out[number] = inflow[places[number] - start]
+from exssnet.core.linear import masks_that_help, packed, with_masks
+from exssnet.core.memory import Memory
 
 
 class LearnedWeights:
     """The weights under a mask, by layer, those at `places` with values that are learned.
 
     They stay in the same memory, so nobody may write to what is handed out. But what somebody still holds in the next
-    step is left as it is.
+    step is left as it is. Places are in order, and in the mask.
     """
 
     def __init__(self, layout: Layout, fixed: Tensor, mask: Tensor, places: Tensor) -> None:
         self.layout = layout
         self._fixed, self._places = fixed.numpy(), places.numpy()
-        starts, stops = (np.array([getattr(layer, end) for layer in layout.layers]) for end in ("start", "stop"))
+        starts = np.array([layer.start for layer in layout.layers], np.int64)
+        stops = np.array([layer.stop for layer in layout.layers], np.int64)
         self._layers = np.stack([starts, stops, *np.searchsorted(self._places, [starts, stops])], axis=1)
-        self._inflows = np.zeros(len(starts), np.int64)
+        self._inflows = np.zeros(len(starts), np.int64)  # where the layers' gradients are in memory
         pieces = layout.slices(mask)
-        counts = [int(piece.count_nonzero()) for piece in pieces]
-        self._masks = masks_that_help(layout, map(_words, pieces), counts)
+        helping = masks_that_help(layout, pieces, [int(piece.count_nonzero()) for piece in pieces])
+        self._masks = [None if piece is None else packed(piece) for piece in helping]
         self._begin()
 
     def _begin(self) -> None:
@@ -57,24 +44,20 @@ class LearnedWeights:
         return with_masks(self.layout, parts, self._masks)
 
     def write(self, values: Tensor) -> tuple[Tensor, ...]:
+        """All weights, by layer."""
         if self._memory.held:
             self._begin()
-        _write(self._memory.vector, self._places, values.detach().numpy())
+        write_values(self._memory.vector, self._places, values.detach().numpy())
         return self._memory.tensors()
 
     def gradient(self, inflows: tuple[Tensor, ...]) -> Tensor:
+        """What flows into the learned ones."""
         parts = [inflow.contiguous() for inflow in inflows]
         for number, part in enumerate(parts):
             self._inflows[number] = part.data_ptr()
         out = np.empty(len(self._places), self._fixed.dtype)
-        _read(self._inflows, self._layers, self._places, out)
+        read_values(self._inflows, self._layers, self._places, out)
         return torch.from_numpy(out)
-
-
-def _words(mask: Tensor) -> Numbers:
-    bits = np.zeros(-(-len(mask) // WORD) * WORD, np.bool_)
-    bits[: len(mask)] = mask.numpy()
-    return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
 class _Written(torch.autograd.Function):
@@ -84,5 +67,6 @@ class _Written(torch.autograd.Function):
         return weights.write(values)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *inflows: Tensor) -> tuple[Tensor, None]:
         return ctx.weights.gradient(inflows), None

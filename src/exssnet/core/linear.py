@@ -1,8 +1,8 @@
 """Linear layers that pass over the weights that a mask leaves out.
 
 A weight may come with its mask, a bit for every weight. Where a layer is large, few of its weights are in the mask and
-PyTorch computes in one thread of a CPU, going through those few takes half the time of the dense product. Tensors stay
-the same, results up to rounding.
+PyTorch computes in one thread of a CPU, going through those few is faster than the dense product
+(`benchmarks/linear.py`). Tensors stay the same, results up to rounding.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from exssnet.core.layout import Layout
+from exssnet.core.memory import Numbers
 
 LARGE = 100_000  # weights
 FEW = 0.3  # share of them
-BATCH = 32  # examples from which it pays
+TOGETHER = 64  # examples that are computed together
+FILLED = 0.8  # share of the places for them that must be taken
 
 
 def fit(module: nn.Module) -> None:
@@ -25,6 +28,13 @@ def fit(module: nn.Module) -> None:
     for layer in module.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = MaskedLinear
+
+
+def packed(mask: Tensor) -> Numbers:
+    """A mask (bool vector) in words of 64 bits, the first weight's lowest."""
+    bits = np.zeros(-(-len(mask) // 64) * 64, np.bool_)
+    bits[: len(mask)] = mask.numpy()
+    return np.packbits(bits, bitorder="little").view(np.uint64)
 
 
 def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int]) -> list[Any]:
@@ -36,7 +46,7 @@ def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int])
     ]
 
 
-def with_masks(layout: Layout, weights: Iterable[Tensor], masks: Iterable[Any]) -> dict[str, Tensor]:
+def with_masks(layout: Layout, weights: Iterable[Tensor], masks: Iterable[Numbers | None]) -> dict[str, Tensor]:
     """The weights by name, and with them their masks, which must be right for as long as the weights are used."""
     named = {}
     for layer, weight, mask in zip(layout.layers, weights, masks, strict=True):
@@ -50,10 +60,15 @@ class MaskedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         mask = getattr(self.weight, "mask", None)
-        plain = input.ndim != 2 or len(input) < BATCH or input.dtype != self.weight.dtype
-        if mask is None or plain or torch.get_num_threads() > 1:
+        if mask is None or not self._pays(input):
             return super().forward(input)
         from exssnet.core.linear_numba import Product
 
-        out: Tensor = Product.apply(input, self.weight, mask)  # type: ignore[no-untyped-call]
-        return out if self.bias is None else out + self.bias
+        out: Tensor = Product.apply(input, self.weight, self.bias, mask)  # type: ignore[no-untyped-call]
+        return out
+
+    def _pays(self, input: Tensor) -> bool:
+        if input.ndim != 2 or not input.dtype == self.weight.dtype == torch.float32 or torch.get_num_threads() > 1:
+            return False
+        places = -(-len(input) // TOGETHER) * TOGETHER
+        return len(input) >= FILLED * max(places, 1)

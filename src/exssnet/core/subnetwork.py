@@ -7,6 +7,7 @@ others are not parameters, so no optimizer, momentum or weight decay can reach t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,7 +104,6 @@ class OwnSubnetwork(Subnetwork):
         self._dtype = network.execution.autocast or network.weights.dtype
         self._fixed = network.arrangement(keep_only(network.weights, mask)).to(self._dtype)
         self._places = network.arrangement.places[index]
-        self._by_layer = _learned_weights(network, self._fixed, mask, index)
 
     @classmethod
     def dense(cls, network: MaskedNetwork, task: str, classes: int) -> OwnSubnetwork:
@@ -132,7 +132,22 @@ class OwnSubnetwork(Subnetwork):
         return self._fixed.index_put((self._places,), self.values.to(self._dtype))
 
     def layers(self) -> dict[str, Tensor]:
-        return super().layers() if self._by_layer is None else self._by_layer.by_layer(self.values)
+        fast = self._learned_weights
+        return super().layers() if fast is None else fast.by_layer(self.values)
+
+    @cached_property
+    def _learned_weights(self) -> LearnedWeights | None:
+        """What puts learned values in their places fast in step after step; None where there is nothing of the kind."""
+        net, index = self.network, self.index
+        if net.weights.device.type != "cpu" or not net.arrangement.plain or net.execution.autocast is not None:
+            return None
+        if not bool((index[1:] > index[:-1]).all() and self._mask[index].all()):
+            return None
+        try:
+            from exssnet.core.learned_numba import LearnedWeights
+        except ImportError:  # no numba, or one that does not fit this numpy
+            return None
+        return LearnedWeights(net.layout, self._fixed, self._mask, index)
 
     def mask(self) -> Tensor:
         return self._mask
@@ -148,17 +163,6 @@ class OwnSubnetwork(Subnetwork):
         return self.network.commit(
             self.task, self.classes, self._mask, self.index, self.values, self.own, lender=lender, exclusive=exclusive
         )
-
-
-def _learned_weights(network: MaskedNetwork, fixed: Tensor, mask: Tensor, index: Tensor) -> LearnedWeights | None:
-    """What puts learned values in their places fast in step after step; None where there is nothing of the kind."""
-    if fixed.is_cuda or not network.arrangement.plain or network.execution.autocast is not None:
-        return None
-    try:
-        from exssnet.core.learned_numba import LearnedWeights
-    except ImportError:  # no numba, or one that does not fit this numpy
-        return None
-    return LearnedWeights(network.layout, fixed, mask, index)
 
 
 class WeightSubnetwork(OwnSubnetwork):
