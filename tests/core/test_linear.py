@@ -93,8 +93,10 @@ def test_where_it_does_not_pay_or_fit_the_product_is_dense(x, monkeypatch):
     layer(x)
     torch.set_num_threads(2)
     layer(torch.zeros(64, 200))
-    assert not calls
     torch.set_num_threads(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.zeros(64, 200)).dtype is torch.bfloat16
+    assert not calls
     layer(torch.zeros(64, 200))
     assert calls
 

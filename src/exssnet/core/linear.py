@@ -68,7 +68,8 @@ class MaskedLinear(nn.Linear):
         return out
 
     def _pays(self, input: Tensor) -> bool:
-        if input.ndim != 2 or not input.dtype == self.weight.dtype == torch.float32 or torch.get_num_threads() > 1:
+        single = input.dtype == self.weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if not single or input.ndim != 2 or torch.get_num_threads() > 1:
             return False
         places = -(-len(input) // TOGETHER) * TOGETHER
         return len(input) >= FILLED * max(places, 1)
