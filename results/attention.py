@@ -2,8 +2,8 @@
 
     python results/attention.py split-cifar100 --samples-per-class 100 --epochs 10 --device cpu --json FILE
 
-A unit is on or off where its attention is closer than a millionth to 1 or 0. A weight between two units that are partly on
-takes 1 − a of each step; over thousands of steps that is a long way also where a is 0.99.
+A unit is on or off where its attention is closer than a millionth to 1 or 0. A weight between two units that are partly
+on takes 1 − a of each step; over thousands of steps that is a long way also where a is 0.99.
 """
 
 import argparse
