@@ -46,7 +46,7 @@ def test_several_heads_are_run_with_every_method_that_has_them(tmp_path):
     found = sorted(folder.name for folder in (tmp_path / "runs/split-digits").iterdir())
     assert found == ["exssnet@task", "naive", "naive@masked-test", "packnet"]
     rows = [row.split()[:3] for row in done.stdout.split("mean ± std over seeds")[1].splitlines()]
-    for row in (["naive", "task", "1"], ["naive", "masked-test", "1"], ["packnet", "task", "1"]):
+    for row in (["naive", "task", "1"], ["naive", "masked", "1"], ["packnet", "task", "1"]):
         assert row in rows
     done = exssnet("run", "split-digits", *methods, "--head", "masked-test", *few, cwd=tmp_path)
     assert done.stderr == "exssnet: without head masked-test: exssnet (shared), packnet (task)\n"
@@ -129,6 +129,7 @@ BAD = {
     "bad width": (["--width", "-1"], "width"),
     "bad head": (["--head", "tail"], "head is 'tail'"),
     "a bad one of several heads": (["--head", "shared,tail"], "head is 'tail'"),
+    "no head between commas": (["--head", ","], "head is ''"),
     "a head twice": (["--head", "task,task"], "head task is named twice"),
     "bad threads": (["--threads", "-2"], "threads is -2"),
     "bf16 on a CPU": (

@@ -282,7 +282,7 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
         raise InputError(f"seeds are '{seeds}': give whole numbers with commas, for example 0,1,2") from None
     heads = [head.strip() for head in changes.pop("head").split(",")] if changes.get("head") else []
     for what, given in (("method", names), ("seed", [str(number) for number in numbers]), ("head", heads)):
-        twice = [value for value in given if given.count(value) > 1]
+        twice = [value for value in given if value and given.count(value) > 1]
         if twice:
             raise InputError(f"{what} {twice[0]} is named twice: name each once")
     if not heads:

@@ -145,19 +145,19 @@ def _proof(record: Mapping[str, Any]) -> str:
 
 
 def print_summary(records: Sequence[Mapping[str, Any]]) -> None:
-    """Mean ± standard deviation over seeds, a row per method, and per head where these differ."""
+    """Mean ± standard deviation over seeds, a row per method, and per head where a method has several."""
     table = Table(title=f"{records[0]['benchmark']}, mean ± std over seeds", title_justify="left", box=None,
                   pad_edge=False, padding=(0, 2, 0, 0))  # fmt: skip
     kinds = dict.fromkeys((record["method"], record["config"]["head"]) for record in records)
-    several = len({head for _, head in kinds}) > 1
-    left = ("method", "head") if several else ("method",)
-    for heading in (*left, "seeds", "average accuracy %", "forgetting", "overlap %", "seconds"):
+    several = len(kinds) > len({method for method, _ in kinds})
+    left, accuracy = (("method", "head"), "accuracy %") if several else (("method",), "average accuracy %")
+    for heading in (*left, "seeds", accuracy, "forgetting", "overlap %", "seconds"):
         table.add_column(heading, justify="left" if heading in left else "right")
     for method, head in kinds:
         runs = [r for r in records if (r["method"], r["config"]["head"]) == (method, head)]
         overlaps = [100 * r["average_sparse_overlap"] for r in runs if r["average_sparse_overlap"] is not None]
         table.add_row(
-            *((method, head) if several else (method,)),
+            *((method, head.removesuffix("-test")) if several else (method,)),
             str(len(runs)),
             _spread([r["average_accuracy"] for r in runs]),
             _spread([r["forgetting"] for r in runs]) if all(r["forgetting"] is not None for r in runs) else "–",
