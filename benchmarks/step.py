@@ -61,7 +61,10 @@ class DenseSubnetwork(Subnetwork):
 def images(network: str, device: str, count: int) -> TensorData:
     """So many of MNIST's for LeNet, random ones for ResNet-18."""
     if network == "lenet-300-100":
-        digits = load("mnist").train
+        try:
+            digits = load("mnist").train
+        except DataError as error:
+            raise SystemExit(f"error: {error}") from None
         rows = torch.arange(count)
         return digits.select(rows, digits.labels[rows], 10).to(device)
     shape, classes = SHAPES[network]
@@ -135,10 +138,7 @@ def main() -> None:
     options = parse(parser)
     torch.set_num_threads(options.threads)
     with cudnn(options):
-        try:
-            measure(options)
-        except DataError as error:
-            parser.error(str(error))
+        measure(options)
 
 
 def measure(options: argparse.Namespace) -> None:
