@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from exssnet.core.kernels_numba import read_values, write_values
 from exssnet.core.layout import Layout
 from exssnet.core.linear import masks_that_help, packed, with_masks
-from exssnet.core.memory import Memory
+from exssnet.core.memory import Memory, in_one_piece
 
 
 class LearnedWeights:
@@ -52,11 +52,10 @@ class LearnedWeights:
 
     def gradient(self, inflows: tuple[Tensor, ...]) -> Tensor:
         """What flows into the learned ones."""
-        parts = [inflow.contiguous() for inflow in inflows]
-        for number, part in enumerate(parts):
-            self._inflows[number] = part.data_ptr()
+        kept = in_one_piece(inflows, self._inflows)
         out = np.empty(len(self._places), self._fixed.dtype)
         read_values(self._inflows, self._layers, self._places, out)
+        del kept  # not earlier
         return torch.from_numpy(out)
 
 

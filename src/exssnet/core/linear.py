@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from exssnet.core.bank import pack
 from exssnet.core.layout import Layout
 from exssnet.core.memory import Numbers
 
@@ -32,9 +33,8 @@ def fit(module: nn.Module) -> None:
 
 def packed(mask: Tensor) -> Numbers:
     """A mask (bool vector) in words of 64 bits, the first weight's lowest."""
-    bits = np.zeros(-(-len(mask) // 64) * 64, np.bool_)
-    bits[: len(mask)] = mask.numpy()
-    return np.packbits(bits, bitorder="little").view(np.uint64)
+    bits = pack(mask).numpy()
+    return np.pad(bits, (0, -len(bits) % 8)).view("<u8")
 
 
 def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int]) -> list[Any]:

@@ -22,6 +22,14 @@ def aligned_zeros(size: int, dtype: Any) -> Numbers:
     return zeros
 
 
+def in_one_piece(tensors: Sequence[Tensor], addresses: Numbers) -> list[Tensor]:
+    """The tensors, each in order, and where they are; to be kept for as long as the addresses are used."""
+    pieces = [tensor.contiguous() for tensor in tensors]
+    for number, piece in enumerate(pieces):
+        addresses[number] = piece.data_ptr()
+    return pieces
+
+
 class Memory:
     """A vector, and the parts of it that are handed out as tensors."""
 

@@ -1,9 +1,9 @@
 """The selection of `selection_cpu`, compiled, and kept up to date instead of made anew.
 
 From one step to the next few weights enter or leave a mask. So the weights under the mask are kept. A pass compares 64
-scores at a time with zero and with the ends of the band around the last threshold: it keeps the signs, as bits, for the
-gradient, and writes weights only where a comparison differs from the last pass's. Then the few scores inside the band
-are put in order. Counts prove the masks exact; a layer where they do not is selected anew.
+scores at a time with zero and with the ends of a band, which is where the threshold will be if it moves as it did last:
+it keeps the signs, as bits, for the gradient, and writes weights only where the mask changes. Then the few scores in
+the band are put in order. Counts prove the masks exact; a layer where they do not is selected anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from exssnet.core.kernels_numba import FIRST, WORD, band_width, score_gradient, update_masks
 from exssnet.core.layout import Layout
 from exssnet.core.linear import masks_that_help, with_masks
-from exssnet.core.memory import Memory, Shapes
+from exssnet.core.memory import Memory, Shapes, in_one_piece
 from exssnet.core.selection_cpu import CpuSelector
 
 
@@ -40,7 +40,7 @@ class CompiledSelector(CpuSelector):
         rows = [(layer.start, layer.stop, first, last, count) for layer, first, last, count in places]
         self._layers = np.array(rows, np.int64)
         self._thresholds = np.full(len(keep), nan)
-        self._moves = np.zeros(len(keep))
+        self._moves = np.zeros(len(keep))  # how far each threshold went in the last step
         self._widths = np.full(len(keep), FIRST)
         self._known = np.zeros(len(keep), np.bool_)  # whether the threshold was found in the band
         self._near = np.empty(max(layer.size for layer in layout.layers), np.int32)  # places of the band's scores
@@ -82,13 +82,11 @@ class CompiledSelector(CpuSelector):
             return torch.cat([inflow.reshape(-1) for inflow in inflows]) * weights * scores.sign()
         if self._gradients.held:
             self._new_gradients()
-        parts = [inflow.contiguous() for inflow in inflows]
-        if len(parts) == 1:
-            np.add(self._offsets, parts[0].data_ptr(), out=self._inflows)
-        else:
-            for number, part in enumerate(parts):
-                self._inflows[number] = part.data_ptr()
+        kept = in_one_piece(inflows, self._inflows)
+        if len(kept) == 1:  # one vector of all layers
+            np.add(self._inflows[0], self._offsets, out=self._inflows)
         score_gradient(self._inflows, self._values, self._bits, self._layers, self._gradients.vector)
+        del kept  # not earlier
         return self._gradients.tensors()[0]
 
     def _begin(self, weights: Tensor, shapes: Shapes) -> None:
