@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exssnet.core import reference
+from exssnet.core.arrangement import Arrangement
+from exssnet.core.execution import CPU
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import keep_counts, keep_only, masked_weights, select
@@ -82,7 +85,7 @@ def test_masks_of_scores_that_move_equal_the_reference_in_every_step(
 ):
     layout = layout_of(shapes)
     draw = torch.Generator().manual_seed(seed)
-    selector = selector_type(layout, counts(layout, density))
+    selector = selector_type(Arrangement(layout), counts(layout, density))
     scores = torch.randn(layout.size, generator=draw, dtype=dtype)
     weights = torch.randn(layout.size, generator=draw, dtype=dtype)
     for move in moves:
@@ -98,7 +101,7 @@ def test_masks_of_scores_that_move_equal_the_reference_in_every_step(
 def test_masks_of_large_layers_equal_the_reference_in_every_step_of_training(selector_type, dtype, density):
     layout = layout_of([(300, 101), (2_000,), (64, 32)])
     draw = torch.Generator().manual_seed(0)
-    selector = selector_type(layout, counts(layout, density))
+    selector = selector_type(Arrangement(layout), counts(layout, density))
     scores, weights = (torch.randn(layout.size, generator=draw, dtype=dtype) for _ in range(2))
     for number in range(40):
         size = 0.5 if number % 10 == 9 else 0.001  # now and then the threshold leaves the band
@@ -110,7 +113,7 @@ def test_masks_of_large_layers_equal_the_reference_in_every_step_of_training(sel
 def test_masks_of_scores_of_few_levels_equal_the_reference_in_every_step(selector_type):
     layout = layout_of([(5_000,), (333,)])
     draw = torch.Generator().manual_seed(0)
-    selector = selector_type(layout, counts(layout, 0.3))
+    selector = selector_type(Arrangement(layout), counts(layout, 0.3))
     weights = torch.randn(layout.size, generator=draw)
     for levels in (3, 3, 4, 1, 2, 50, 50, 3):
         scores = torch.randint(-levels, levels + 1, (layout.size,), generator=draw) / 50
@@ -120,7 +123,7 @@ def test_masks_of_scores_of_few_levels_equal_the_reference_in_every_step(selecto
 @selectors
 def test_scores_that_become_zero_have_no_gradient_until_they_move_again(selector_type):
     layout = layout_of([(200,)])
-    selector = selector_type(layout, (20,))
+    selector = selector_type(Arrangement(layout), (20,))
     weights = torch.ones(200)
     for values in (torch.linspace(-1, 1, 200), torch.zeros(200), -torch.zeros(200), torch.linspace(1, -1, 200)):
         scores = values.clone().requires_grad_()
@@ -131,7 +134,7 @@ def test_scores_that_become_zero_have_no_gradient_until_they_move_again(selector
 @selectors
 def test_weights_outside_the_mask_of_a_step_are_plain_zeros(selector_type):
     layout = layout_of([(130,)])
-    selector = selector_type(layout, (13,))
+    selector = selector_type(Arrangement(layout), (13,))
     for seed in range(3):
         scores = torch.randn(130, generator=torch.Generator().manual_seed(seed))
         masked = selector.masked_weights(scores, torch.full((130,), -1.0))
@@ -141,7 +144,7 @@ def test_weights_outside_the_mask_of_a_step_are_plain_zeros(selector_type):
 @selectors
 def test_scores_that_are_no_numbers_do_not_stop_a_step(selector_type):
     layout = layout_of([(1_000,), (70,)])
-    selector = selector_type(layout, (100, 7))
+    selector = selector_type(Arrangement(layout), (100, 7))
     weights = torch.ones(layout.size)
     scores = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
     selector.masked_weights(scores, weights)
@@ -168,7 +171,7 @@ SMALL = layout_of([(500,)])
 
 
 def of_500(selector_type):
-    return selector_type(SMALL, (50,)), torch.Generator().manual_seed(0)
+    return selector_type(Arrangement(SMALL), (50,)), torch.Generator().manual_seed(0)
 
 
 @selectors
@@ -224,7 +227,7 @@ def test_weights_that_change_between_steps_are_those_that_are_masked(selector_ty
 
 def test_steps_of_training_use_the_same_memory():
     layout = layout_of([(500,)])
-    selector = CompiledSelector(layout, (50,))
+    selector = CompiledSelector(Arrangement(layout), (50,))
     weights, scores = torch.ones(500), torch.randn(500).requires_grad_()
     optimizer = torch.optim.Adam([scores])
     places = set()
@@ -239,10 +242,38 @@ def test_steps_of_training_use_the_same_memory():
 
 
 @selectors
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_layers_of_convolutions_are_handed_out_with_their_channels_last(selector_type, multiple):
+    shapes = [(6, 5, 3, 3), (9, 7), (8, 6, 1, 1), (4, 8, 2, 5)]
+    layers = [replace(layer, convolution=len(layer.shape) == 4) for layer in layout_of(shapes).layers]
+    layout = Layout(tuple(layers))
+    arrangement = Arrangement(layout, channels_last=True, multiple=multiple)
+    draw = torch.Generator().manual_seed(0)
+    weights, scores = torch.randn(layout.size, generator=draw), torch.randn(layout.size, generator=draw)
+    selector = selector_type(arrangement, counts(layout, 0.3))
+    for _ in range(5):
+        scores = (scores.detach() + 0.1 * torch.randn(layout.size, generator=draw)).requires_grad_()
+        found = selector.masked_layers(scores, weights)
+        wanted = arrangement.tensors(arrangement(expected(scores, weights, layout, 0.3)))
+        inflows = []
+        for name, part in found.items():
+            assert torch.equal(part, wanted[name])
+            if part.ndim == 4:
+                assert part.is_contiguous(memory_format=torch.channels_last)
+            inflows.append(torch.randn(part.shape, generator=draw))  # the wrong order of memory
+        torch.autograd.backward(list(found.values()), inflows)
+        cut = [inflow[tuple(map(slice, layer.shape))] for inflow, layer in zip(inflows, layers, strict=True)]
+        inflow = torch.cat([part.reshape(-1) for part in cut])
+        assert torch.equal(scores.grad, reference.score_gradient(scores.detach(), weights, inflow))
+        del found, part
+        assert torch.equal(selector.masked_weights(scores, weights), expected(scores, weights, layout, 0.3))
+
+
+@selectors
 def test_layers_are_the_pieces_of_the_vector_in_their_shapes(selector_type):
     layout = layout_of([(7, 30), (20, 5)])
     draw = torch.Generator().manual_seed(0)
-    selector = selector_type(layout, (21, 10))
+    selector = selector_type(Arrangement(layout), (21, 10))
     weights, scores = (torch.randn(layout.size, generator=draw) for _ in range(2))
     scores.requires_grad_()
     for used in (slice(None), slice(1, None)):  # all layers, or not the first
@@ -260,13 +291,15 @@ def test_layers_are_the_pieces_of_the_vector_in_their_shapes(selector_type):
         assert torch.equal(selector.masked_weights(scores, weights), wanted)
 
 
-def test_training_with_the_compiled_selector_and_without_is_the_same(monkeypatch):
+@pytest.mark.parametrize(("name", "side", "steps"), [("lenet-300-100", 28, 10), ("resnet18", 8, 4)])
+def test_training_with_the_compiled_selector_and_without_is_the_same(name, side, steps, monkeypatch):
     def scores_after_training():
-        network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 2), seed=1)
+        network = MaskedNetwork(build(name, (1, side, side), 2), seed=1)
+        network.execute(replace(CPU, masked_linear=False))  # its products may round differently
         scored = ScoredSubnetwork(network, "task", 2)
         optimizer = torch.optim.Adam(scored.parameters(), 0.01)
-        x = torch.rand(32, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-        for _ in range(10):
+        x = torch.rand(32, 1, side, side, generator=torch.Generator().manual_seed(0))
+        for _ in range(steps):
             loss = scored.logits(x, training=True).logsumexp(1).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -288,7 +321,7 @@ def test_the_compiler_is_imported_only_when_a_task_is_learned():
 @selectors
 def test_the_band_is_enough_for_almost_all_steps_of_training(selector_type, monkeypatch):
     layout, keep = layout_of([(20_000,), (3_000,)]), (2_000, 300)
-    selector = selector_type(layout, keep)
+    selector = selector_type(Arrangement(layout), keep)
     whole = []
     real = np.partition
     monkeypatch.setattr(np, "partition", lambda values, place: whole.append(len(values)) or real(values, place))

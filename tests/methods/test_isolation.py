@@ -277,7 +277,7 @@ def test_after_the_first_task_of_piggyback_no_weight_moves():
 def selection(kind, network):
     """The ways to select in a step: the device's own, and those of other machines."""
     if kind == "numpy":
-        return BandSelector(network.layout, network.keep)
+        return BandSelector(network.arrangement, network.keep)
     if kind == "triton":
         need("triton", "the kernels' own tests need Triton: pip install triton")
         if torch.cuda.is_available():

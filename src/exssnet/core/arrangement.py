@@ -1,6 +1,6 @@
 """The order of memory in which a module runs, where that is not the order of the flat vector.
 
-On a GPU 2-D convolutions run fastest in channels-last order with a multiple of 8 channels. An arranged vector holds
+2-D convolutions run fastest in channels-last order, on a GPU with a multiple of 8 channels. An arranged vector holds
 their weights so, with zeros where channels are filled up; scores, masks and the weights themselves stay in the plain
 order.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from exssnet.core import side
 from exssnet.core.execution import Execution
 from exssnet.core.layout import Layer, Layout
+from exssnet.core.memory import Part
 from exssnet.core.runner import Runner
 
 
@@ -24,13 +25,16 @@ class Arrangement:
     """Where each weight of a layout goes."""
 
     def __init__(
-        self, layout: Layout, channels_last: bool, multiple: int, device: torch.device, unfilled: Collection[str] = ()
-    ) -> None:
+        self, layout: Layout, channels_last: bool = False, multiple: int = 1, device: str | torch.device = "cpu",
+        unfilled: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self.layout = layout
         self._channels_last, self._multiple, self._unfilled = channels_last, multiple, unfilled
         self._layers = layout.layers
         self._sizes = [prod(self._shape(layer)) for layer in layout.layers]
         self.size = sum(self._sizes)
         self.plain = not any(self._is_convolution(layer) for layer in layout.layers)  # nothing to do
+        self.filled = self.size > layout.size  # there are zeros between the weights
         order = torch.arange(self.size, dtype=torch.int32)
         real = [self._cut(layer, piece) for layer, piece in self._pieces(order)]
         self.places = torch.cat([piece.reshape(-1) for piece in real]).to(device)  # int32 [size of the layout]
@@ -44,6 +48,10 @@ class Arrangement:
             return vector
         placed: Tensor = _Place.apply(vector, self.places, self.size)  # type: ignore[no-untyped-call]
         return placed
+
+    def parts(self) -> list[Part]:
+        """Per layer, how memory that holds its weights, and nothing else, is handed out."""
+        return [Part(layer.shape, self._is_convolution(layer)) for layer in self._layers]
 
     def tensors(self, arranged: Tensor) -> dict[str, Tensor]:
         """Per layer, the weights as the module runs with them; views."""

@@ -214,11 +214,12 @@ def _last_words(scores: Any, at: Any, stop: Any, low: Any, high: Any) -> Any:
 
 @jit
 def _pass(
-    scores: Any, weights: Any, masked: Any, bits: Any, start: Any, stop: Any, low: Any, high: Any, near: Any
-) -> Any:
-    """Bring a layer up to date with the mask |s| > high, but for the places with low < |s| <= high, which are listed.
+    scores: Any, weights: Any, masked: Any, places: Any, bits: Any, start: Any, stop: Any, low: Any, high: Any,
+    near: Any,
+) -> Any:  # fmt: skip
+    """Bring a layer up to date with the mask |s| > high, but for the scores with low < |s| <= high, which are listed.
 
-    Returns how many there are of each.
+    Returns how many there are of each. A weight's place in `masked` may be another than its own.
     """
     zero = scores.dtype.type(0)  # never −0.0
     chosen = listed = 0
@@ -237,7 +238,7 @@ def _pass(
         bits[word, 0] ^= changed
         while changed:
             bit = _lowest(changed)
-            masked[at + bit] = weights[at + bit] if larger >> np.uint64(bit) & ONE else zero
+            masked[places[at + bit]] = weights[at + bit] if larger >> np.uint64(bit) & ONE else zero
             changed &= changed - ONE
         while inside:
             near[listed] = at + _lowest(inside)
@@ -263,11 +264,11 @@ def _largest(levels: Any, count: Any, low: Any, high: Any) -> Any:
 
 @jit
 def _select(
-    scores: Any, levels: Any, weights: Any, masked: Any, bits: Any, start: Any, stop: Any, keep: Any, low: Any,
-    high: Any, near: Any, near_levels: Any,
+    scores: Any, levels: Any, weights: Any, masked: Any, places: Any, bits: Any, start: Any, stop: Any, keep: Any,
+    low: Any, high: Any, near: Any, near_levels: Any,
 ) -> Any:  # fmt: skip
     """Bring a layer up to date; its threshold, or NaN if that is not in the band: then the mask is not right."""
-    chosen, listed = _pass(scores, weights, masked, bits, start, stop, low, high, near)
+    chosen, listed = _pass(scores, weights, masked, places, bits, start, stop, low, high, near)
     wanted = keep - chosen
     if not 0 <= wanted <= listed:
         return nan
@@ -289,7 +290,7 @@ def _select(
         word, bit = (place - start) // WORD, np.uint64((place - start) % WORD)
         if belongs != (bits[word, 0] >> bit & ONE):
             bits[word, 0] ^= ONE << bit
-            masked[place] = weights[place] if belongs else scores.dtype.type(0)
+            masked[places[place]] = weights[place] if belongs else scores.dtype.type(0)
     return high
 
 
@@ -302,8 +303,8 @@ def band_width(threshold: Any, expected: Any, width: Any) -> Any:
 
 @jit
 def update_masks(
-    scores: Any, levels: Any, weights: Any, masked: Any, bits: Any, layers: Any, thresholds: Any, moves: Any,
-    widths: Any, known: Any, near: Any, near_levels: Any,
+    scores: Any, levels: Any, weights: Any, masked: Any, places: Any, bits: Any, layers: Any, thresholds: Any,
+    moves: Any, widths: Any, known: Any, near: Any, near_levels: Any,
 ) -> Any:  # fmt: skip
     """Bring all layers up to date; whether all thresholds are known now."""
     number = scores.dtype.type
@@ -314,7 +315,7 @@ def update_masks(
         if keep == stop - start:  # all of them, wherever the threshold is
             low = high = number(-1)
         threshold = _select(
-            scores, levels, weights, masked, bits[first:last], start, stop, keep, low, high, near, near_levels
+            scores, levels, weights, masked, places, bits[first:last], start, stop, keep, low, high, near, near_levels
         )
         known[layer] = not isnan(threshold)
         if known[layer]:
@@ -324,11 +325,20 @@ def update_masks(
 
 
 @jit
-def score_gradient(inflows: Any, weights: Any, bits: Any, layers: Any, out: Any) -> Any:
-    """out = inflow · w · sign(s), where `inflows` are the addresses of the layers' parts of it."""
+def score_gradient(
+    inflows: Any, weights: Any, places: Any, moved: Any, bits: Any, layers: Any, ordered: Any, out: Any
+) -> Any:
+    """out = inflow · w · sign(s), where `inflows` are the addresses of the layers' parts of it.
+
+    Those of a layer that is `moved` are at the places of its weights, and are put in order first.
+    """
     for layer in range(len(layers)):
         start, stop, first, last, _ = layers[layer]
         inflow = carray(_pointer(inflows[layer]), stop - start, out.dtype)
+        if moved[layer]:
+            for number in range(stop - start):
+                ordered[number] = inflow[places[start + number] - start]
+            inflow = ordered
         for word in range(first, last):
             at = (word - first) * WORD
             negative, none = bits[word, 1], bits[word, 2]

@@ -9,25 +9,26 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from exssnet.core.arrangement import Arrangement
 from exssnet.core.kernels_numba import read_values, write_values
-from exssnet.core.layout import Layout
 from exssnet.core.linear import masks_that_help, packed, with_masks
 from exssnet.core.memory import Memory, in_one_piece
 
 
 class LearnedWeights:
-    """The weights under a mask, by layer, those at `places` with values that are learned.
+    """The weights under a mask, by layer, those at `index` with values that are learned.
 
     They stay in the same memory, so nobody may write to what is handed out. But what somebody still holds in the next
-    step is left as it is. Places are in order, and in the mask.
+    step is left as it is. `fixed` are all weights, arranged; `index` are those learned, in order, and in the mask.
     """
 
-    def __init__(self, layout: Layout, fixed: Tensor, mask: Tensor, places: Tensor) -> None:
-        self.layout = layout
-        self._fixed, self._places = fixed.numpy(), places.numpy()
+    def __init__(self, arrangement: Arrangement, fixed: Tensor, mask: Tensor, index: Tensor) -> None:
+        self.layout, self._parts = arrangement.layout, arrangement.parts()
+        self._fixed, self._places = fixed.numpy(), arrangement.places[index].numpy()
+        layout = self.layout
         starts = np.array([layer.start for layer in layout.layers], np.int64)
         stops = np.array([layer.stop for layer in layout.layers], np.int64)
-        self._layers = np.stack([starts, stops, *np.searchsorted(self._places, [starts, stops])], axis=1)
+        self._layers = np.stack([starts, stops, *np.searchsorted(index.numpy(), [starts, stops])], axis=1)
         self._inflows = np.zeros(len(starts), np.int64)  # where the layers' gradients are in memory
         pieces = layout.slices(mask)
         helping = masks_that_help(layout, pieces, [int(piece.count_nonzero()) for piece in pieces])
@@ -35,7 +36,7 @@ class LearnedWeights:
         self._begin()
 
     def _begin(self) -> None:
-        self._memory = Memory([layer.shape for layer in self.layout.layers], self._fixed.dtype)
+        self._memory = Memory(self._parts, self._fixed.dtype)
         self._memory.vector[:] = self._fixed
 
     def by_layer(self, values: Tensor) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ class LearnedWeights:
 
     def gradient(self, inflows: tuple[Tensor, ...]) -> Tensor:
         """What flows into the learned ones."""
-        kept = in_one_piece(inflows, self._inflows)
+        kept = in_one_piece(inflows, self._parts, self._inflows)
         out = np.empty(len(self._places), self._fixed.dtype)
         read_values(self._inflows, self._layers, self._places, out)
         del kept  # not earlier

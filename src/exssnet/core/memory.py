@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Numbers = NDArray[Any]
-Shapes = Sequence[tuple[int, ...]]
+
+
+class Part(NamedTuple):
+    """How a piece of memory is handed out: as a tensor of this shape, whose channels may be what lies together."""
+
+    shape: tuple[int, ...]
+    channels_last: bool = False
+
+    def view(self, piece: Numbers) -> Numbers:
+        if not self.channels_last:
+            return piece.reshape(self.shape)
+        out, channels, height, width = self.shape
+        return piece.reshape(out, height, width, channels).transpose(0, 3, 1, 2)
+
+    def in_order(self, tensor: Tensor) -> Tensor:
+        """The same numbers, one after the other as in such a piece."""
+        order = torch.channels_last if self.channels_last else torch.contiguous_format
+        return tensor.contiguous(memory_format=order)
 
 
 def aligned_zeros(size: int, dtype: Any) -> Numbers:
@@ -22,9 +39,9 @@ def aligned_zeros(size: int, dtype: Any) -> Numbers:
     return zeros
 
 
-def in_one_piece(tensors: Sequence[Tensor], addresses: Numbers) -> list[Tensor]:
-    """The tensors, each in order, and where they are; to be kept for as long as the addresses are used."""
-    pieces = [tensor.contiguous() for tensor in tensors]
+def in_one_piece(tensors: Sequence[Tensor], parts: Sequence[Part], addresses: Numbers) -> list[Tensor]:
+    """The tensors, each in its part's order, and where they are; to be kept for as long as the addresses are used."""
+    pieces = [part.in_order(tensor) for tensor, part in zip(tensors, parts, strict=True)]
     for number, piece in enumerate(pieces):
         addresses[number] = piece.data_ptr()
     return pieces
@@ -33,11 +50,11 @@ def in_one_piece(tensors: Sequence[Tensor], addresses: Numbers) -> list[Tensor]:
 class Memory:
     """A vector, and the parts of it that are handed out as tensors."""
 
-    def __init__(self, shapes: Shapes, dtype: Any) -> None:
-        ends = np.cumsum([prod(shape) for shape in shapes])
+    def __init__(self, parts: Sequence[Part], dtype: Any) -> None:
+        ends = np.cumsum([prod(part.shape) for part in parts])
         self.vector = aligned_zeros(ends[-1], dtype)
         pieces = np.split(self.vector, ends[:-1])
-        self._parts = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        self._parts = [part.view(piece) for piece, part in zip(pieces, parts, strict=True)]
         self._unheld = self._holders()
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -92,23 +92,23 @@ def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[
 
 
 def step_selector(
-    layout: Layout, keep: tuple[int, ...], arrangement: Arrangement, weights: Tensor
+    arrangement: Arrangement, keep: tuple[int, ...], weights: Tensor
 ) -> CpuSelector | TritonSelector | None:
     """What selects fast in step after step for such weights; None where there is nothing of the kind."""
     if not weights.is_cuda:
-        return _cpu_selector(layout, keep)
+        return _cpu_selector(arrangement, keep)
     if not has_kernels(weights, torch.float32):
         return None
     from exssnet.core.selection_triton import TritonSelector
 
-    return TritonSelector(layout, keep, arrangement.places, arrangement.size)
+    return TritonSelector(arrangement.layout, keep, arrangement.places, arrangement.size)
 
 
-def _cpu_selector(layout: Layout, keep: tuple[int, ...]) -> CpuSelector:
+def _cpu_selector(arrangement: Arrangement, keep: tuple[int, ...]) -> CpuSelector:
     from exssnet.core.selection_cpu import BandSelector
 
     try:
         from exssnet.core.selection_numba import CompiledSelector
     except ImportError:  # no numba, or one that does not fit this numpy
-        return BandSelector(layout, keep)
-    return CompiledSelector(layout, keep)
+        return BandSelector(arrangement, keep)
+    return CompiledSelector(arrangement, keep)

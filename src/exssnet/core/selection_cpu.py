@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exssnet.core.layout import Layer, Layout
+from exssnet.core.arrangement import Arrangement
+from exssnet.core.layout import Layer
 from exssnet.core.selection import first_of_equals
 
 NARROWEST, WIDEST = 0.002, 0.5  # half the band's width, as a share of the threshold
@@ -68,24 +69,24 @@ class _Band:
 class CpuSelector(ABC):
     """The masks of one set of scores while it is learned."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, arrangement: Arrangement) -> None:
+        self.arrangement, self.layout = arrangement, arrangement.layout
 
     @abstractmethod
     def masked_weights(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """The weights under the scores' mask, differentiable in the scores."""
+        """The weights under the scores' mask, in the plain order, differentiable in the scores."""
 
     def masked_layers(self, scores: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """The same by layer: then nobody has to put the layers' gradients together."""
-        return self.layout.tensors(self.masked_weights(scores, weights))
+        """The same by layer, arranged to run."""
+        return self.arrangement.tensors(self.arrangement(self.masked_weights(scores, weights)))
 
 
 class BandSelector(CpuSelector):
     """What can be done without a compiler."""
 
-    def __init__(self, layout: Layout, keep: tuple[int, ...]) -> None:
-        super().__init__(layout)
-        self._bands = [_Band(layer, count) for layer, count in zip(layout.layers, keep, strict=True)]
+    def __init__(self, arrangement: Arrangement, keep: tuple[int, ...]) -> None:
+        super().__init__(arrangement)
+        self._bands = [_Band(layer, count) for layer, count in zip(self.layout.layers, keep, strict=True)]
 
     def mask(self, scores: Tensor) -> Bools:
         """Exactly the layers' counts of ones, at the largest |s|; ties go to the lower index."""

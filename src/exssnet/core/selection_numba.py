@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from exssnet.core.arrangement import Arrangement
 from exssnet.core.kernels_numba import FIRST, WORD, band_width, score_gradient, update_masks
-from exssnet.core.layout import Layout
 from exssnet.core.linear import masks_that_help, with_masks
-from exssnet.core.memory import Memory, Shapes, in_one_piece
+from exssnet.core.memory import Memory, Part, in_one_piece
 from exssnet.core.selection_cpu import CpuSelector
 
 
@@ -31,10 +31,10 @@ class CompiledSelector(CpuSelector):
     step is left as it is.
     """
 
-    def __init__(self, layout: Layout, keep: tuple[int, ...]) -> None:
-        super().__init__(layout)
-        self._one_vector = [(layout.size,)]
-        self._layer_shapes = [layer.shape for layer in layout.layers]
+    def __init__(self, arrangement: Arrangement, keep: tuple[int, ...]) -> None:
+        super().__init__(arrangement)
+        layout = self.layout
+        self._one_vector, self._by_layer = [Part((layout.size,))], arrangement.parts()
         words = np.cumsum([0, *(-(-layer.size // WORD) for layer in layout.layers)])
         places = zip(layout.layers, words[:-1], words[1:], keep, strict=True)
         rows = [(layer.start, layer.stop, first, last, count) for layer, first, last, count in places]
@@ -54,22 +54,24 @@ class CompiledSelector(CpuSelector):
         return masked
 
     def masked_layers(self, scores: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        parts = _StraightThrough.apply(scores, weights, self, self._layer_shapes)  # type: ignore[no-untyped-call]
-        return with_masks(self.layout, parts, self._masks)
+        if self.arrangement.filled:
+            return super().masked_layers(scores, weights)
+        layers = _StraightThrough.apply(scores, weights, self, self._by_layer)  # type: ignore[no-untyped-call]
+        return with_masks(self.layout, layers, self._masks)
 
-    def update(self, scores: Tensor, weights: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """The weights under exact masks, in parts of these shapes; ties go to the lower index."""
-        known = weights is self._weights and weights._version == self._version and shapes is self._shapes
+    def update(self, scores: Tensor, weights: Tensor, parts: list[Part]) -> tuple[Tensor, ...]:
+        """The weights under exact masks, in these parts; ties go to the lower index."""
+        known = weights is self._weights and weights._version == self._version and parts is self._parts
         if not known or self._masked.held:
-            self._begin(weights, shapes)
+            self._begin(weights, parts)
         if scores.data_ptr() != self._scores_at:
             self._scores, self._scores_at = scores.detach().numpy(), scores.data_ptr()
             self._levels = self._scores.view(f"i{self._scores.itemsize}")  # positive floats are in order as integers
             self._near_levels = np.empty(len(self._near), self._levels.dtype)
         self.step += 1
         arguments = (
-            self._scores, self._levels, self._values, self._masked.vector, self._bits, self._layers, self._thresholds,
-            self._moves, self._widths, self._known, self._near, self._near_levels,
+            self._scores, self._levels, self._values, self._masked.vector, self._places, self._bits, self._layers,
+            self._thresholds, self._moves, self._widths, self._known, self._near, self._near_levels,
         )  # fmt: skip
         if not update_masks(*arguments):
             self._find_thresholds()
@@ -82,22 +84,29 @@ class CompiledSelector(CpuSelector):
             return torch.cat([inflow.reshape(-1) for inflow in inflows]) * weights * scores.sign()
         if self._gradients.held:
             self._new_gradients()
-        kept = in_one_piece(inflows, self._inflows)
+        kept = in_one_piece(inflows, self._parts, self._inflows)
         if len(kept) == 1:  # one vector of all layers
             np.add(self._inflows[0], self._offsets, out=self._inflows)
-        score_gradient(self._inflows, self._values, self._bits, self._layers, self._gradients.vector)
+        score_gradient(
+            self._inflows, self._values, self._places, self._moved, self._bits, self._layers, self._ordered,
+            self._gradients.vector,
+        )  # fmt: skip
         del kept  # not earlier
         return self._gradients.tensors()[0]
 
-    def _begin(self, weights: Tensor, shapes: Shapes) -> None:
+    def _begin(self, weights: Tensor, parts: list[Part]) -> None:
         """As if no weight had been in a mask."""
         self._weights, self._version, self._values = weights, weights._version, weights.numpy()
-        self._shapes = shapes
+        self._parts = parts
+        plain = parts is self._one_vector
+        self._places = np.arange(self.layout.size, dtype=np.int32) if plain else self.arrangement.places.numpy()
+        self._moved = np.array([not plain and part.channels_last for part in self._by_layer])
         words = self._layers[:, 2:4]
         self._bits = np.zeros((words[-1, 1], 3), np.uint64)  # of 64 weights each: in the mask, s < 0, s without a sign
         masks = [self._bits[first:last, 0] for first, last in words]
         self._masks = masks_that_help(self.layout, masks, self._layers[:, 4])
-        self._masked = Memory(shapes, self._values.dtype)
+        self._masked = Memory(parts, self._values.dtype)
+        self._ordered = np.empty(len(self._near), self._values.dtype)  # room for a layer's gradient in the plain order
         self._offsets = self._layers[:, 0] * self._values.itemsize  # where a layer begins in one vector, in bytes
         self._inflows = np.zeros_like(self._offsets)  # where its gradient is in memory
         self._new_gradients()
@@ -119,12 +128,12 @@ class CompiledSelector(CpuSelector):
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, weights: Tensor, selector: CompiledSelector, shapes: Shapes
+        ctx: Any, scores: Tensor, weights: Tensor, selector: CompiledSelector, parts: list[Part]
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(scores, weights)
-        parts = selector.update(scores, weights, shapes)
+        masked = selector.update(scores, weights, parts)
         ctx.selector, ctx.step = selector, selector.step
-        return parts
+        return masked
 
     @staticmethod
     @once_differentiable

@@ -68,7 +68,7 @@ class ScoredSubnetwork(Subnetwork):
             scores = initialise.fresh_scores(network.layout, network.seed, task)
         self.scores = scores.to(network.weights).clone().requires_grad_()
 
-        self._selector = step_selector(network.layout, network.keep, network.arrangement, network.weights)
+        self._selector = step_selector(network.arrangement, network.keep, network.weights)
 
     def arranged(self) -> Tensor:
         net = self.network
@@ -80,7 +80,7 @@ class ScoredSubnetwork(Subnetwork):
 
     def layers(self) -> dict[str, Tensor]:
         net = self.network
-        if isinstance(self._selector, CpuSelector) and net.arrangement.plain and net.execution.autocast is None:
+        if isinstance(self._selector, CpuSelector) and net.execution.autocast is None:
             return self._selector.masked_layers(self.scores, net.weights)
         return super().layers()
 
@@ -139,7 +139,7 @@ class OwnSubnetwork(Subnetwork):
     def _learned_weights(self) -> LearnedWeights | None:
         """What puts learned values in their places fast in step after step; None where there is nothing of the kind."""
         net, index = self.network, self.index
-        if net.weights.device.type != "cpu" or not net.arrangement.plain or net.execution.autocast is not None:
+        if net.weights.device.type != "cpu" or net.arrangement.filled or net.execution.autocast is not None:
             return None
         if not bool((index[1:] > index[:-1]).all() and self._mask[index].all()):
             return None
@@ -147,7 +147,7 @@ class OwnSubnetwork(Subnetwork):
             from exssnet.core.learned_numba import LearnedWeights
         except ImportError:  # no numba, or one that does not fit this numpy
             return None
-        return LearnedWeights(net.layout, self._fixed, self._mask, index)
+        return LearnedWeights(net.arrangement, self._fixed, self._mask, index)
 
     def mask(self) -> Tensor:
         return self._mask
