@@ -230,11 +230,11 @@ def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(traini
 
 
 def test_a_rehearsal_of_the_steps_leaves_no_kernel_to_compile(monkeypatch):
-    from exssnet.core import convolution_triton, loss_triton, selection_triton
+    from exssnet.core import convolution_triton, learned_triton, loss_triton, selection_triton
     from exssnet.data import batch_triton
     from exssnet.train import adam_triton
 
-    rooms = (convolution_triton, selection_triton, loss_triton, batch_triton, adam_triton)
+    rooms = (convolution_triton, selection_triton, learned_triton, loss_triton, batch_triton, adam_triton)
     kernels = [thing for room in rooms for thing in vars(room).values() if hasattr(thing, "device_caches")]
 
     def compiled():

@@ -12,6 +12,7 @@ from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop
 need("triton", "the kernels' own tests need Triton: pip install triton")
 
 from exssnet.core import convolution_triton as convolutions  # noqa: E402
+from exssnet.core.learned_triton import LearnedOnGpu  # noqa: E402
 from exssnet.core.loss_triton import CrossEntropy, count  # noqa: E402
 from exssnet.core.selection_triton import TritonSelector  # noqa: E402
 from exssnet.data.batch_triton import FusedBatch, fused  # noqa: E402
@@ -62,20 +63,37 @@ def test_selection_follows_scores_that_move_step_by_step():
     places = torch.arange(layout.size, dtype=torch.int32, device=DEVICE)
     selector = TritonSelector(layout, keep, places, layout.size)
     draw = torch.Generator().manual_seed(0)
-    scores, weights, left = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
-    for step in range(12):
+    scores, weights, misses = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
+    for step in range(14):
         scores += 0.001 * torch.randn(layout.size, generator=draw)
         if step == 8:
-            scores *= 3  # out of every window
+            scores *= 3  # out of every band
         if step >= 10:
             scores = (100 * scores).round() / 100  # many equals
         mask = torch.cat([reference.mask(piece, 0.1) for piece in layout.slices(scores)])
         found = selector.masked_weights(scores.to(DEVICE), weights.to(DEVICE), torch.float32)
         assert torch.equal(found.bool().cpu(), mask)
-        left.append(selector.left.tolist())
-    assert left[0] == left[8] == [2, 2, 2]
-    assert left[5] == [0, 0, 0]
-    assert left[11][1:] == [1, 1]
+        misses.append(selector.misses.tolist())
+    assert misses[0] == [1, 1, 1]  # nothing is known yet
+    assert misses[7] == misses[3]
+    assert [after - before for before, after in zip(misses[7], misses[8], strict=True)] == [1, 1, 1]
+    assert misses[13] == misses[12]  # equals are in the list
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000])
+def test_learned_values_are_put_in_their_places_and_get_their_gradients(count):
+    draw = torch.Generator().manual_seed(0)
+    fixed = torch.randn(10_000, generator=draw).to(DEVICE)
+    places = torch.randperm(10_000, generator=draw)[:count].int().to(DEVICE)
+    weights = LearnedOnGpu(fixed, places)
+    for step in range(2):
+        values = torch.randn(count, generator=draw).to(DEVICE).requires_grad_()
+        found = weights.vector(values)
+        wanted = fixed.index_put((places.long(),), values)
+        inflow = torch.randn(10_000, generator=draw).to(DEVICE)
+        assert torch.equal(found, wanted), step
+        found.backward(inflow)
+        assert torch.equal(values.grad, inflow[places.long()])
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 7, 5)])

@@ -1,8 +1,9 @@
 """Work beside the main line of a captured step.
 
-The gradient of a weight is asked for only at the end of the backward pass, and one layer's is too little work to fill a
-GPU. So, while a step is captured, it goes to a second stream, and the graph has two lines that run at the same time.
-Not captured, everything stays in one line.
+What a step computes of memory that stays, such as the weights under a mask, needs nothing of the batch. The gradient
+of a weight is asked for only at the end of the backward pass, and one layer's is too little work to fill a GPU. So,
+while a step is captured, both go to a second stream, and the graph has two lines that run at the same time. Not
+captured, everything stays in one line.
 
 What the second line reads is held until the lines join, so that nobody writes to it or gets its memory. A weight that
 is used twice in a step has two gradients that are added up before that: its second one waits for the first, in the main
@@ -39,6 +40,7 @@ class _Second(threading.local):
         self.forget()
 
     def forget(self) -> None:
+        self.begun: torch.cuda.Event | None = None
         self.held: list[Tensor] = []
         self.weights: set[int] = set()
 
@@ -76,6 +78,31 @@ def capture(graph: torch.cuda.CUDAGraph, line: torch.cuda.Stream) -> Iterator[No
             yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
+
+
+def begin() -> None:
+    """Say that a step begins here."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _second.begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        _second.begun.record()
+
+
+@contextmanager
+def early(written: Tensor) -> Iterator[None]:
+    """Launch what could run since the step began: it reads and writes memory that stays, and nothing of this step.
+
+    Only once in a step, since what comes after may read what was written.
+    """
+    begun = _second.begun
+    if begun is None or not written.is_cuda or not torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    _second.begun = None
+    other = _stream(written.device, 1)
+    other.wait_event(begun)
+    with torch.cuda.stream(other):
+        yield
+    torch.cuda.current_stream().wait_stream(other)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from exssnet.core import initialise
+from exssnet.core.kernels import has_kernels
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.selection import keep_only, masked_weights, select, step_selector
 from exssnet.core.selection_cpu import CpuSelector
@@ -21,6 +22,7 @@ from exssnet.errors import InputError
 
 if TYPE_CHECKING:
     from exssnet.core.learned_numba import LearnedWeights
+    from exssnet.core.learned_triton import LearnedOnGpu
 
 
 class Subnetwork(ABC):
@@ -129,6 +131,8 @@ class OwnSubnetwork(Subnetwork):
         return self.network.weights.index_put((self.index,), self.values.detach())
 
     def arranged(self) -> Tensor:
+        if self._on_gpu is not None:
+            return self._on_gpu.vector(self.values)
         return self._fixed.index_put((self._places,), self.values.to(self._dtype))
 
     def layers(self) -> dict[str, Tensor]:
@@ -136,8 +140,17 @@ class OwnSubnetwork(Subnetwork):
         return super().layers() if fast is None else fast.by_layer(self.values)
 
     @cached_property
+    def _on_gpu(self) -> LearnedOnGpu | None:
+        """What puts learned values in their places in one launch; None where there is nothing of the kind."""
+        if not has_kernels(self.values, torch.float32):
+            return None
+        from exssnet.core.learned_triton import LearnedOnGpu
+
+        return LearnedOnGpu(self._fixed, self._places)
+
+    @cached_property
     def _learned_weights(self) -> LearnedWeights | None:
-        """What puts learned values in their places fast in step after step; None where there is nothing of the kind."""
+        """The same on a CPU."""
         net, index = self.network, self.index
         if net.weights.device.type != "cpu" or net.arrangement.filled or net.execution.autocast is not None:
             return None

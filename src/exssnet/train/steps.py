@@ -127,6 +127,7 @@ class GraphSteps(Steps):
         return graph
 
     def _next(self, size: int) -> None:
+        side.begin()
         self._step(self._order[self._at + self._offsets[:size]])
         self._at += size
 

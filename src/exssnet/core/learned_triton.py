@@ -1,0 +1,77 @@
+"""Weights some of which are learned, on a GPU: written in one launch into memory where all the others are already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from exssnet.core import side
+from exssnet.core.jit_triton import launch
+
+BLOCK = 1024  # values that a program moves
+
+jit: Callable[[Callable[..., Any]], Any] = triton.jit(
+    do_not_specialize=["count"]
+)  # which is another one for every task
+
+
+@jit
+def _put(values: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + at, mask=at < count, other=0.0)
+    place = tl.load(places + at, mask=at < count, other=0)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=at < count)
+
+
+@jit
+def _take(inflow: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(places + at, mask=at < count, other=0)
+    value = tl.load(inflow + place, mask=at < count, other=0.0)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < count)
+
+
+class LearnedOnGpu:
+    """A vector of weights; those at `places` (int32) have values that are learned, which may be of another type.
+
+    It stays in the same memory, so nobody may write to what is handed out, or keep it for the step after.
+    """
+
+    def __init__(self, fixed: Tensor, places: Tensor) -> None:
+        self._vector, self._places = fixed.clone(), places
+
+    def vector(self, values: Tensor) -> Tensor:
+        """All weights; differentiable in the values."""
+        vector: Tensor = _Written.apply(values, self)  # type: ignore[no-untyped-call]
+        return vector
+
+    def write(self, values: Tensor) -> Tensor:
+        with side.early(self._vector):
+            self._launch(_put, values, self._vector)
+        return self._vector.detach()
+
+    def gradient(self, inflow: Tensor, dtype: torch.dtype) -> Tensor:
+        """What flows into the learned ones."""
+        out = torch.empty(len(self._places), dtype=dtype, device=inflow.device)
+        self._launch(_take, inflow.contiguous(), out)
+        return out
+
+    def _launch(self, kernel: Any, source: Tensor, target: Tensor) -> None:
+        if count := len(self._places):
+            launch(kernel, (triton.cdiv(count, BLOCK),), source, self._places, target, count, BLOCK=BLOCK)
+
+
+class _Written(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weights: LearnedOnGpu) -> Tensor:
+        ctx.weights, ctx.dtype = weights, values.dtype
+        return weights.write(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.weights.gradient(gradients[0], ctx.dtype), None
