@@ -12,6 +12,7 @@ from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop
 need("triton", "the kernels' own tests need Triton: pip install triton")
 
 from exssnet.core import convolution_triton as convolutions  # noqa: E402
+from exssnet.core import selection_triton  # noqa: E402
 from exssnet.core.learned_triton import LearnedOnGpu  # noqa: E402
 from exssnet.core.loss_triton import CrossEntropy, count  # noqa: E402
 from exssnet.core.selection_triton import TritonSelector  # noqa: E402
@@ -56,13 +57,17 @@ def test_selection_equals_the_reference_also_with_ties(levels, density):
         assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0)
 
 
-def test_selection_follows_scores_that_move_step_by_step():
+@pytest.mark.parametrize("wide", [False, True])
+def test_selection_follows_scores_that_move_step_by_step(wide, monkeypatch):
     """Most steps are known from the last threshold; ties and jumps between them must not confuse it."""
+    if wide:  # so that lists are long
+        monkeypatch.setattr(selection_triton, "FIRST", 0.2)
+        monkeypatch.setattr(selection_triton, "SHARE", 2)
     layout = layout_of([540, 230_400, 30_000] if GPU else [540, 9000, 3000])
     keep = tuple(reference.keep(layer.size, 0.1) for layer in layout.layers)
     places = torch.arange(layout.size, dtype=torch.int32, device=DEVICE)
     selector = TritonSelector(layout, keep, places, layout.size)
-    draw = torch.Generator().manual_seed(0)
+    draw, longest = torch.Generator().manual_seed(0), 0
     scores, weights, misses = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
     for step in range(14):
         scores += 0.001 * torch.randn(layout.size, generator=draw)
@@ -71,6 +76,9 @@ def test_selection_follows_scores_that_move_step_by_step():
         if step >= 10:
             scores = (100 * scores).round() / 100  # many equals
         mask = torch.cat([reference.mask(piece, 0.1) for piece in layout.slices(scores)])
+        low, high = selector._bands[2:4].view(torch.float32).tolist()
+        near = (scores.abs() > low) & (scores.abs() <= high)
+        longest = max(longest, int(layout.slices(near)[1].count_nonzero()))
         found = selector.masked_weights(scores.to(DEVICE), weights.to(DEVICE), torch.float32)
         assert torch.equal(found.bool().cpu(), mask)
         misses.append(selector.misses.tolist())
@@ -78,6 +86,7 @@ def test_selection_follows_scores_that_move_step_by_step():
     assert misses[7] == misses[3]
     assert [after - before for before, after in zip(misses[7], misses[8], strict=True)] == [1, 1, 1]
     assert misses[13] == misses[12]  # equals are in the list
+    assert not wide or longest > selection_triton.FEW.value
 
 
 @pytest.mark.parametrize("count", [0, 1, 5000])

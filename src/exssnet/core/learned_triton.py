@@ -15,9 +15,7 @@ from exssnet.core.jit_triton import launch
 
 BLOCK = 1024  # values that a program moves
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit(
-    do_not_specialize=["count"]
-)  # which is another one for every task
+jit: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["count"])  # it is another in every task
 
 
 @jit

@@ -22,9 +22,10 @@ from exssnet.core import side
 from exssnet.core.jit_triton import jit, launch
 from exssnet.core.layout import Layout
 
-BLOCK = 2048  # scores that a program of the first pass reads
-LONG = 16384  # scores that the one program of a layer reads at a time, where it does the layer anew
-SHARE, LEAST, MOST = 64, 1024, 16384  # the list has room for one in 64 scores of the largest layer, within bounds
+BLOCK = 1024  # scores that a program of the first pass reads
+LONG = 8192  # scores that the one program of a layer reads at a time, where it does the layer anew
+FEW = tl.constexpr(1024)  # most lists are not longer
+SHARE, LEAST, MOST = 64, 1024, 16384  # they have room for one in 64 scores of the largest layer, within bounds
 FIRST = 0.005  # half a band's width, as a share of the threshold
 NARROWEST, WIDEST = tl.constexpr(0.0005), tl.constexpr(0.5)
 LARGEST = tl.constexpr(0x7FFFFFFF)
@@ -64,29 +65,41 @@ def _pass(
     if here > 0:
         before = tl.atomic_add(counts + 2 * segment + 1, here, sem="relaxed")
         slot = before + tl.cumsum(listed.to(tl.int32), 0) - 1
-        tl.store(near + segment * ROOM + slot, at, mask=listed & (slot < ROOM))
+        free = near + 2 * segment * ROOM + slot
+        tl.store(free, at, mask=listed & (slot < ROOM))
+        tl.store(free + ROOM, keys, mask=listed & (slot < ROOM))
 
 
 @jit
 def _largest(values: tl.tensor, wanted: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
-    """The largest number in low..high that at least `wanted` values reach; they reach the lowest."""
+    """The largest number in low..high that at least `wanted` values reach; they reach the lowest.
+
+    Three numbers between are tried at a time, and counted in one sum.
+    """
     while low < high:
-        middle = low + (high - low) // 2 + 1
-        enough = _count(values >= middle) >= wanted
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
+        span = high - low - 1
+        one, two, three = low + 1 + span // 4, low + 1 + span // 2, low + 1 + span - span // 4
+        reached = (values >= one).to(tl.int64) + ((values >= two).to(tl.int64) << 21)
+        counts = tl.sum(reached + ((values >= three).to(tl.int64) << 42), 0)
+        first = (counts & 0x1FFFFF) >= wanted
+        second = (counts >> 21 & 0x1FFFFF) >= wanted
+        third = (counts >> 42) >= wanted
+        high = tl.where(third, high, tl.where(second, three, tl.where(first, two, one)) - 1)
+        low = tl.where(third, three, tl.where(second, two, tl.where(first, one, low)))
     return low
 
 
 @jit
 def _from_the_list(
-    scores: tl.tensor, weights: tl.tensor, out: tl.tensor, places: tl.tensor, near: tl.tensor, listed: tl.tensor,
-    wanted: tl.tensor, low: tl.tensor, high: tl.tensor, ROOM: tl.constexpr,
+    weights: tl.tensor, out: tl.tensor, places: tl.tensor, near: tl.tensor, listed: tl.tensor, wanted: tl.tensor,
+    low: tl.tensor, high: tl.tensor, LENGTH: tl.constexpr, ROOM: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Write the weights of the `wanted` largest scores in the list; the threshold."""
-    slot = tl.arange(0, ROOM)
+    """Write the weights of the `wanted` largest scores in the list, of which `LENGTH` are read; the threshold."""
+    slot = tl.arange(0, LENGTH)
     at = tl.load(near + slot, mask=slot < listed, other=0)
-    keys = _keys(scores, at, slot < listed)
+    keys = tl.load(near + ROOM + slot, mask=slot < listed, other=-1)
+    values = tl.load(weights + at, mask=slot < listed, other=0.0)
+    place = tl.load(places + at, mask=slot < listed, other=0)
     threshold = _largest(keys, wanted, low + 1, high + 1)
     equal = keys == threshold
     take = wanted - _count(keys > threshold)
@@ -94,8 +107,6 @@ def _from_the_list(
     if _count(equal) > take:
         turn = tl.where(equal, LARGEST - at, -1)  # the first is the largest
         chosen = (keys > threshold) | (equal & (turn >= _largest(turn, take, take * 0, take * 0 + LARGEST)))
-    values = tl.load(weights + at, mask=chosen, other=0.0)
-    place = tl.load(places + at, mask=chosen, other=0)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=chosen)
     return threshold
 
@@ -157,10 +168,11 @@ def _settle(
     last, move, width = tl.load(track + 3 * layer), tl.load(track + 3 * layer + 1), tl.load(track + 3 * layer + 2)
     known = (wanted >= 0) & (wanted <= listed) & (listed <= ROOM)
     threshold = wanted * 0
-    if known:
-        threshold = _from_the_list(
-            scores, weights, out, places, near + layer * ROOM, listed, wanted, low, high, ROOM
-        )  # fmt: skip
+    listing = near + 2 * layer * ROOM
+    if known & (listed <= FEW):
+        threshold = _from_the_list(weights, out, places, listing, listed, wanted, low, high, FEW, ROOM)
+    elif known:
+        threshold = _from_the_list(weights, out, places, listing, listed, wanted, low, high, ROOM, ROOM)
     else:
         threshold = _anew(scores, weights, out, places, start, stop, kept, LONG)
         tl.store(misses + layer, tl.load(misses + layer) + 1)
@@ -222,7 +234,7 @@ class TritonSelector:
         self._bands = torch.tensor(nowhere, dtype=torch.int32, device=device)  # [layers · 2]: of |s| as bits
         self._track = torch.tensor([0.0, 0.0, FIRST] * len(layers), device=device)  # last threshold, its move, width
         self._counts = torch.zeros(2 * len(layers), dtype=torch.int32, device=device)  # above the band, in it
-        self._near = torch.zeros(self._room * len(layers), dtype=torch.int32, device=device)
+        self._near = torch.zeros(2 * self._room * len(layers), dtype=torch.int32, device=device)
         self.misses = torch.zeros(len(layers), dtype=torch.int32, device=device)  # how often a layer was done anew
 
     def write(self, scores: Tensor, weights: Tensor, out: Tensor) -> None:
@@ -231,11 +243,11 @@ class TritonSelector:
         blocks, layers = len(self._blocks[0]), len(self._keep)
         launch(
             _pass, (blocks,), *tensors, *self._blocks, self._bands, self._counts, self._near, BLOCK=BLOCK, ROOM=room,
-            num_warps=8,
+            num_warps=4,
         )  # fmt: skip
         launch(
             _settle, (layers,), *tensors, self._bounds, self._keep, self._bands, self._track, self._counts, self._near,
-            self.misses, ROOM=room, LONG=LONG, num_warps=16,
+            self.misses, ROOM=room, LONG=LONG, num_warps=8,
         )  # fmt: skip
 
     def masked_weights(self, scores: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
