@@ -41,7 +41,7 @@ gpu = pytest.param(
 def config(name, times=SHORT, **changes):
     """Three tasks of 4, 3 and 3 digits; of the times those that the method has."""
     known = {n: value for n, value in times.items() if hasattr(parse(name)[0].settings_type, n)}
-    return resolve("split-digits", name, 0, **({"tasks": 3} | known | changes))
+    return resolve("split-digits", name, 0, **({"tasks": 3, "device": "cpu"} | known | changes))
 
 
 def learn(method, stream, trainer=None, first=0, last=3, device="cpu"):

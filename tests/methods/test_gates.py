@@ -72,7 +72,7 @@ def begun(name, used=None, **options):
 
 
 def digits(name, seed=0, **changes):
-    return prepare(resolve("split-digits", name, seed, **({"tasks": 3, "epochs": 10} | changes)))
+    return prepare(resolve("split-digits", name, seed, **({"tasks": 3, "epochs": 10, "device": "cpu"} | changes)))
 
 
 # --- gates on any module ----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from exssnet.train import Trainer, TrainSettings, accuracy
 from exssnet.train import loop as loop_module
 
 NAMES = ("packnet", "piggyback", "wsn")
-SHORT = {"tasks": 3, "epochs": 6, "retrain_epochs": 4, "head": "shared"}
+SHORT = {"tasks": 3, "epochs": 6, "retrain_epochs": 4, "head": "shared", "device": "cpu"}
 
 every_method = pytest.mark.parametrize("name", NAMES)
 every_head = pytest.mark.parametrize("head", ["shared", "task"])

@@ -77,6 +77,7 @@ def capture(graph: torch.cuda.CUDAGraph, line: torch.cuda.Stream) -> Iterator[No
         with torch.cuda.graph(graph, stream=line, capture_error_mode="thread_local"):
             yield
     finally:
+        _second.begun = None  # it is of this graph
         torch._C._cuda_clearCublasWorkspaces()
 
 
