@@ -229,3 +229,19 @@ def test_what_the_system_refuses_is_one_line_that_a_terminal_can_show(arguments,
     done = exssnet(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(f"exssnet: .*{message}.*\n", done.stderr)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [["--version"], ["run", "--help"]])
+def test_output_that_cannot_be_written_is_one_line_and_a_reader_that_has_enough_none(command):
+    program = [sys.executable, "-m", "exssnet", *command]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (
+        2, "exssnet: No space left on device (EXSSNET_TRACEBACK=1 shows where)\n",
+    )  # fmt: skip
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from enum import StrEnum
+from errno import ENOSPC, EPIPE
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -57,13 +58,21 @@ TRACEBACK = "EXSSNET_TRACEBACK"
 def main() -> None:
     """Run a command; what we raise on purpose becomes one line and exit code 2."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ExssnetError as error:
         _fail(str(error))
     except OSError as error:
-        if error.filename is None or os.environ.get(TRACEBACK):
+        if os.environ.get(TRACEBACK) or (error.filename is None and error.errno not in (ENOSPC, EPIPE)):
             raise
-        _fail(f"{error.filename}: {error.strerror} ({TRACEBACK}=1 shows where)")
+        if error.filename is None:  # while something was written, perhaps what is printed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest would fail again at the end
+        if error.errno == EPIPE:
+            sys.exit(1)  # whoever read it has enough
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(f"{place}{error.strerror} ({TRACEBACK}=1 shows where)")
     except (MemoryError, RuntimeError) as error:
         # PyTorch's ways to say it, on a CPU and on a GPU
         full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
