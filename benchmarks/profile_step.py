@@ -34,9 +34,9 @@ def main() -> None:
         steps = steps_of(options.kind, options, data)
         order = torch.arange(STEPS * options.batch_size, device="cuda")
         for _ in range(3):
-            steps.epoch(order, 0.001, 0, lambda share: None)
+            steps.epoch(order, options.lr, 0, lambda share: None)
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            steps.epoch(order, 0.001, 0, lambda share: None)
+            steps.epoch(order, options.lr, 0, lambda share: None)
     events = [event for event in profiler.key_averages() if event.device_time_total > 0]
     total = sum(event.device_time_total for event in events) / STEPS
     launches = sum(event.count for event in events) / STEPS

@@ -102,7 +102,7 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
         method.subnetwork = DenseSubnetwork(scored)
     elif kind == "weights":
         method.subnetwork = WeightSubnetwork(scored, torch.ones_like(method.network.bank.used))
-    phase = Phase(kind, method.subnetwork.parameters(), 1, 0.001)
+    phase = Phase(kind, method.subnetwork.parameters(), 1, options.lr)
     optimizer = optimizer_factory("adam")(phase.parameters, phase.lr)
     captured = options.device == "cuda" and not options.single
     return (GraphSteps if captured else Steps)(method, data, phase, optimizer, options.batch_size)
@@ -113,6 +113,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--network", default="resnet18", choices=SHAPES)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--way", default="runs", choices=["runs", "cudnn", "plain"])
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU unless the way is plain")
     parser.add_argument("--no-compile", action="store_true")
@@ -151,7 +152,7 @@ def measure(options: argparse.Namespace) -> None:
         for name, steps in found.items():
             steps.sizes = steps.sizes[: options.steps]  # a round is a part of an epoch
             started = time.perf_counter()
-            steps.epoch(order, 0.001, 0, lambda share: None)  # ends with a look at the loss: synchronised
+            steps.epoch(order, options.lr, 0, lambda share: None)  # ends with a look at the loss: synchronised
             seconds = time.perf_counter() - started
             if name not in first:
                 first[name] = seconds  # capture, compilation

@@ -27,7 +27,7 @@ class Run:
     """A run's steps, and the stream they are replayed on."""
 
     def __init__(self, options: argparse.Namespace, data: TensorData) -> None:
-        self.order = torch.arange(len(data), device="cuda")
+        self.order, self.lr = torch.arange(len(data), device="cuda"), options.lr
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
             self.steps = steps_of("mask", options, data)
@@ -35,7 +35,7 @@ class Run:
 
     def epoch(self) -> None:
         with taking_turns(), torch.cuda.stream(self.stream):
-            self.steps.epoch(self.order, 0.001, 0, lambda share: None)
+            self.steps.epoch(self.order, self.lr, 0, lambda share: None)
 
 
 def main() -> None:

@@ -77,6 +77,18 @@ def test_captured_steps_give_what_single_steps_give_bit_for_bit(monkeypatch):
     graph.verify().require()
 
 
+def test_a_step_that_runs_the_network_twice_is_captured_right(monkeypatch):
+    """Weights are made beside the batch, but only once: what comes after may still read them."""
+    kind = parse("exssnet+kkt")[0]
+    once = kind.loss
+    monkeypatch.setattr(kind, "loss", lambda self, batch: once(self, batch) + 0.5 * once(self, batch))
+    graph = learned(Execution(), mlp)
+    monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+    plain = learned(Execution(), mlp)
+    for name in graph.tasks:
+        assert graph.tasks[name].digests == plain.tasks[name].digests
+
+
 def pictures():
     y = torch.arange(256) % 2
     x = (60 * torch.rand(256, 3, 16, 16, generator=torch.Generator().manual_seed(0))).to(torch.uint8)

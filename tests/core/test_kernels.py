@@ -32,6 +32,12 @@ def layout_of(sizes):
     return Layout(tuple(layers))
 
 
+def types():
+    """The types that weights are written in."""
+    skip = pytest.mark.skipif(not GPU, reason="the interpreter has no bfloat16 of its own: needs a CUDA device")
+    return pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=skip)])
+
+
 @pytest.mark.parametrize("levels", [0, 1, 3, 1000])
 @pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9, 1.0])
 def test_selection_equals_the_reference_also_with_ties(levels, density):
@@ -46,15 +52,84 @@ def test_selection_equals_the_reference_also_with_ties(levels, density):
         if levels:
             scores = torch.randint(-levels, levels + 1, (layout.size,), generator=draw) / levels
         weights = torch.randn(layout.size, generator=draw)
-        mask = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
-        wanted = torch.where(mask, weights, torch.zeros(()))
-        variable = scores.to(DEVICE).requires_grad_()
-        found = selector.masked_weights(variable, weights.to(DEVICE), torch.float32)
-        assert torch.equal(found[places.long()].cpu(), wanted)
-        inflow = torch.randn(layout.size, generator=draw)
-        found.backward(inflow.to(DEVICE))
-        expected = reference.score_gradient(scores, weights, inflow[places.long().cpu()])
-        assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0)
+        assert_selected(selector, scores, weights, density, draw)
+    if density == 1:
+        assert (selector.misses == 1).all()  # whatever the scores are
+
+
+def assert_selected(selector, scores, weights, density, draw, dtype=torch.float32):
+    """The weights under the reference's mask are at their places, and gradients are the reference's."""
+    layout, places = selector.layout, selector.places.long()
+    mask = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
+    wanted = torch.zeros(selector.size, dtype=dtype)
+    wanted[places.cpu()] = torch.where(mask, weights, torch.zeros(())).to(dtype)
+    variable = scores.clone().to(DEVICE).requires_grad_()
+    found = selector.masked_weights(variable, weights.to(DEVICE), dtype)
+    assert torch.equal(found.cpu(), wanted)
+    inflow = torch.randn(selector.size, generator=draw).to(dtype)
+    found.backward(inflow.to(DEVICE))
+    expected = reference.score_gradient(scores, weights, inflow[places.cpu()].float())
+    assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@types()
+@pytest.mark.parametrize("value", [None, 0.0, torch.inf])
+def test_selection_from_small_layers_with_room_between_them_in_every_type(value, dtype):
+    layout, draw = layout_of([1, 2, 3, 70, 5, 1100]), torch.Generator().manual_seed(0)
+    places = torch.randperm(2 * layout.size, generator=draw)[: layout.size].int().to(DEVICE)
+    keep = tuple(reference.keep(layer.size, 0.5) for layer in layout.layers)
+    selector = TritonSelector(layout, keep, places, 2 * layout.size)
+    scores, weights = torch.randn(layout.size, generator=draw), torch.randn(layout.size, generator=draw)
+    for _ in range(4):
+        scores += 0.001 * torch.randn(layout.size, generator=draw)
+        if value is not None:
+            scores[torch.rand(layout.size, generator=draw) < 0.6] = value
+        assert_selected(selector, scores, weights, 0.5, draw, dtype)
+
+
+def test_of_equal_scores_the_first_are_chosen_wherever_they_are_looked_for(monkeypatch):
+    monkeypatch.setattr(selection_triton, "LONG", 256)
+    layout, draw = layout_of([3000]), torch.Generator().manual_seed(0)
+    places = torch.arange(3000, dtype=torch.int32, device=DEVICE)
+    selector = TritonSelector(layout, (1500,), places, 3000)
+    for _ in range(3):  # too many for the list
+        scores = torch.randint(1, 3, (3000,), generator=draw).float()
+        assert_selected(selector, scores, torch.randn(3000, generator=draw), 0.5, draw)
+    assert selector.misses.item() == 3
+
+
+@pytest.mark.parametrize("listed", [1023, 1024, 1025])
+def test_a_list_may_be_full_and_no_longer(listed):
+    layout, draw = layout_of([4000]), torch.Generator().manual_seed(0)
+    selector = TritonSelector(layout, (2000,), torch.arange(4000, dtype=torch.int32, device=DEVICE), 4000)
+    scores = torch.cat([torch.linspace(0.999, 1.001, listed), torch.rand((4000 - listed) // 2, generator=draw) * 0.5])
+    scores = torch.cat([scores, 2 + torch.rand(4000 - len(scores), generator=draw)])[torch.randperm(4000)]
+    selector._bands.copy_(torch.tensor([0.9, 1.1]).view(torch.int32))
+    assert_selected(selector, scores, torch.randn(4000, generator=draw), 0.5, draw)
+    assert selector.misses.item() == (listed > 1024)
+
+
+def test_a_threshold_that_moves_steadily_is_followed():
+    layout, draw = layout_of([60_000]), torch.Generator().manual_seed(0)
+    selector = TritonSelector(layout, (6000,), torch.arange(60_000, dtype=torch.int32, device=DEVICE), 60_000)
+    scores, weights = torch.rand(60_000, generator=draw) - 0.5, torch.randn(60_000, generator=draw)
+    for step in range(20):
+        assert_selected(selector, scores * 1.02**step, weights, 0.1, draw)
+    assert selector.misses.item() < 5
+
+
+@pytest.mark.parametrize("kind", ["scores", "values"])
+def test_a_gradient_of_the_gradient_is_refused(kind):
+    places = torch.arange(100, dtype=torch.int32, device=DEVICE)
+    learned = torch.randn(100, device=DEVICE).requires_grad_()
+    if kind == "scores":
+        selector = TritonSelector(layout_of([100]), (10,), places, 100)
+        whole = selector.masked_weights(learned, torch.ones(100, device=DEVICE), torch.float32)
+    else:
+        whole = LearnedOnGpu(torch.zeros(100, device=DEVICE), places).vector(learned)
+    (gradient,) = torch.autograd.grad(whole.square().sum(), learned, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -89,20 +164,21 @@ def test_selection_follows_scores_that_move_step_by_step(wide, monkeypatch):
     assert not wide or longest > selection_triton.FEW.value
 
 
+@types()
 @pytest.mark.parametrize("count", [0, 1, 5000])
-def test_learned_values_are_put_in_their_places_and_get_their_gradients(count):
+def test_learned_values_are_put_in_their_places_and_get_their_gradients(count, dtype):
     draw = torch.Generator().manual_seed(0)
-    fixed = torch.randn(10_000, generator=draw).to(DEVICE)
+    fixed = torch.randn(10_000, generator=draw).to(DEVICE, dtype)
     places = torch.randperm(10_000, generator=draw)[:count].int().to(DEVICE)
-    weights = LearnedOnGpu(fixed, places)
+    weights = LearnedOnGpu(fixed.clone(), places)
     for step in range(2):
         values = torch.randn(count, generator=draw).to(DEVICE).requires_grad_()
         found = weights.vector(values)
-        wanted = fixed.index_put((places.long(),), values)
-        inflow = torch.randn(10_000, generator=draw).to(DEVICE)
+        wanted = fixed.index_put((places.long(),), values.detach().to(dtype))
+        inflow = torch.randn(10_000, generator=draw).to(DEVICE, dtype)
         assert torch.equal(found, wanted), step
         found.backward(inflow)
-        assert torch.equal(values.grad, inflow[places.long()])
+        assert torch.equal(values.grad, inflow[places.long()].float())
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 7, 5)])

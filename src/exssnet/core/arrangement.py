@@ -30,7 +30,6 @@ class Arrangement:
     ) -> None:  # fmt: skip
         self.layout = layout
         self._channels_last, self._multiple, self._unfilled = channels_last, multiple, unfilled
-        self._layers = layout.layers
         self._sizes = [prod(self._shape(layer)) for layer in layout.layers]
         self.size = sum(self._sizes)
         self.plain = not any(self._is_convolution(layer) for layer in layout.layers)  # nothing to do
@@ -50,8 +49,9 @@ class Arrangement:
         return placed
 
     def parts(self) -> list[Part]:
-        """Per layer, how memory that holds its weights, and nothing else, is handed out."""
-        return [Part(layer.shape, self._is_convolution(layer)) for layer in self._layers]
+        """Per layer, how memory that holds its weights and nothing else is handed out; not where it is filled up."""
+        assert not self.filled
+        return [Part(layer.shape, self._is_convolution(layer)) for layer in self.layout.layers]
 
     def tensors(self, arranged: Tensor) -> dict[str, Tensor]:
         """Per layer, the weights as the module runs with them; views."""
@@ -59,7 +59,7 @@ class Arrangement:
 
     def _pieces(self, arranged: Tensor) -> list[tuple[Layer, Tensor]]:
         cut: tuple[Tensor, ...] = _Cut.apply(arranged, self._sizes)  # type: ignore[no-untyped-call]
-        pieces = zip(self._layers, cut, strict=True)
+        pieces = zip(self.layout.layers, cut, strict=True)
         return [(layer, self._view(layer, piece)) for layer, piece in pieces]
 
     def _shape(self, layer: Layer) -> tuple[int, ...]:

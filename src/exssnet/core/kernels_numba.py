@@ -52,10 +52,7 @@ def _load(builder: Any, place: Any, kind: Any) -> Any:
 
 
 def _comparison(operator: str, *, magnitude: bool, nan: bool) -> Any:
-    """A word of bits: how 64 scores, from a place on, compare with a bound; `nan` is what comes out for a NaN.
-
-    A loop over the 64 would be compiled to one comparison after the other, so this is written in vectors.
-    """
+    """A word of bits: how 64 scores, from a place on, compare with a bound; `nan` is what comes out for a NaN."""
 
     def compare(_: Any, scores: Any, at: Any, bound: Any) -> Any:
         width = scores.dtype.bitwidth

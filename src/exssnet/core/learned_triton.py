@@ -9,16 +9,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from exssnet.core import side
 from exssnet.core.jit_triton import launch
 
 BLOCK = 1024  # values that a program moves
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["count"])  # it is another in every task
+jit_for_any_count: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["count"])  # of every task
 
 
-@jit
+@jit_for_any_count
 def _put(values: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + at, mask=at < count, other=0.0)
@@ -26,7 +27,7 @@ def _put(values: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor,
     tl.store(out + place, value.to(out.dtype.element_ty), mask=at < count)
 
 
-@jit
+@jit_for_any_count
 def _take(inflow: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(places + at, mask=at < count, other=0)
@@ -37,14 +38,18 @@ def _take(inflow: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor
 class LearnedOnGpu:
     """A vector of weights; those at `places` (int32) have values that are learned, which may be of another type.
 
-    It stays in the same memory, so nobody may write to what is handed out, or keep it for the step after.
+    It stays in the same memory, that of `fixed`, so nobody may write to what is handed out, or keep it for the step
+    after.
     """
 
     def __init__(self, fixed: Tensor, places: Tensor) -> None:
-        self._vector, self._places = fixed.clone(), places
+        self._vector, self._places = fixed, places
 
     def vector(self, values: Tensor) -> Tensor:
-        """All weights; differentiable in the values."""
+        """All weights; differentiable in the values.
+
+        In a captured step they are made from its beginning on: the values may not be a result of the same step.
+        """
         vector: Tensor = _Written.apply(values, self)  # type: ignore[no-untyped-call]
         return vector
 
@@ -71,5 +76,6 @@ class _Written(torch.autograd.Function):
         return weights.write(values)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.weights.gradient(gradients[0], ctx.dtype), None

@@ -16,7 +16,7 @@ Numbers = NDArray[Any]
 
 
 class Part(NamedTuple):
-    """How a piece of memory is handed out: as a tensor of this shape, whose channels may be what lies together."""
+    """How a piece of memory is handed out: as a tensor of this shape, in the plain or the channels-last order."""
 
     shape: tuple[int, ...]
     channels_last: bool = False

@@ -34,7 +34,8 @@ class CompiledSelector(CpuSelector):
     def __init__(self, arrangement: Arrangement, keep: tuple[int, ...]) -> None:
         super().__init__(arrangement)
         layout = self.layout
-        self._one_vector, self._by_layer = [Part((layout.size,))], arrangement.parts()
+        self._one_vector = [Part((layout.size,))]
+        self._by_layer = [] if arrangement.filled else arrangement.parts()
         words = np.cumsum([0, *(-(-layer.size // WORD) for layer in layout.layers)])
         places = zip(layout.layers, words[:-1], words[1:], keep, strict=True)
         rows = [(layer.start, layer.stop, first, last, count) for layer, first, last, count in places]
@@ -100,7 +101,9 @@ class CompiledSelector(CpuSelector):
         self._parts = parts
         plain = parts is self._one_vector
         self._places = np.arange(self.layout.size, dtype=np.int32) if plain else self.arrangement.places.numpy()
-        self._moved = np.array([not plain and part.channels_last for part in self._by_layer])
+        self._moved = np.zeros(len(self._layers), np.bool_)
+        if not plain:
+            self._moved[:] = [part.channels_last for part in parts]
         words = self._layers[:, 2:4]
         self._bits = np.zeros((words[-1, 1], 3), np.uint64)  # of 64 weights each: in the mask, s < 0, s without a sign
         masks = [self._bits[first:last, 0] for first, last in words]

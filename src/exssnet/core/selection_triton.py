@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from exssnet.core import side
 from exssnet.core.jit_triton import jit, launch
@@ -157,7 +158,7 @@ def _settle(
     bands: tl.tensor, track: tl.tensor, counts: tl.tensor, near: tl.tensor, misses: tl.tensor, ROOM: tl.constexpr,
     LONG: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Finish a layer, and say where its threshold is expected next: moved as far as it was now.
+    """Finish a layer, and say where its threshold is expected next: moved as far as it was now, unless it jumped.
 
     Bands may be anything, the masks stay exact. A band is a few times as wide as the last error, if the list has room.
     """
@@ -181,7 +182,7 @@ def _settle(
     wider = tl.minimum(tl.maximum(tl.maximum(4 * error, 0.95 * width), NARROWEST), WIDEST)
     fitting = width * (ROOM // 2) / tl.maximum(listed, 1)
     width = tl.minimum(tl.where(error < WIDEST, wider, width), tl.maximum(fitting, NARROWEST / 16))
-    move = tl.where(known, now - last, 0.0)
+    move = tl.where(error < WIDEST, now - last, 0.0)
     next_low = ((now + move) * (1 - width)).to(tl.int32, bitcast=True) - 1
     next_high = ((now + move) * (1 + width)).to(tl.int32, bitcast=True)
     next_low = tl.minimum(tl.maximum(next_low, -1), LARGEST - 1)
@@ -215,6 +216,7 @@ class TritonSelector:
     """What the passes know of the layers, kept on the device between steps."""
 
     def __init__(self, layout: Layout, keep: tuple[int, ...], places: Tensor, size: int) -> None:
+        self.layout = layout
         device, layers = places.device, layout.layers
         blocks = [
             (number, start, layer.stop)
@@ -251,7 +253,10 @@ class TritonSelector:
         )  # fmt: skip
 
     def masked_weights(self, scores: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights under the scores' mask, at their places; differentiable in the scores."""
+        """The weights under the scores' mask, at their places; differentiable in the scores.
+
+        In a captured step they are made from its beginning on: neither tensor may be a result of the same step.
+        """
         if dtype not in self._written:
             self._written[dtype] = torch.zeros(self.size, dtype=dtype, device=weights.device)
         masked: Tensor = _StraightThrough.apply(scores, weights, self, self._written[dtype])  # type: ignore[no-untyped-call]
@@ -274,5 +279,6 @@ class _StraightThrough(torch.autograd.Function):
         return written.detach()  # the same memory in every step: each step writes every weight anew
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.selector.gradient(*ctx.saved_tensors, gradients[0]), None, None, None

@@ -34,7 +34,10 @@ class Subnetwork(ABC):
 
     @abstractmethod
     def arranged(self) -> Tensor:
-        """The shared weights as this subnetwork sees them, arranged to run; differentiable in the parameters."""
+        """The shared weights as this subnetwork sees them, arranged to run; differentiable in the parameters.
+
+        Good until the next call, which may write to the same memory.
+        """
 
     @abstractmethod
     def mask(self) -> Tensor:
@@ -141,7 +144,7 @@ class OwnSubnetwork(Subnetwork):
 
     @cached_property
     def _on_gpu(self) -> LearnedOnGpu | None:
-        """What puts learned values in their places in one launch; None where there is nothing of the kind."""
+        """What puts learned values in their places in the vector in one launch; None where there is no such thing."""
         if not has_kernels(self.values, torch.float32):
             return None
         from exssnet.core.learned_triton import LearnedOnGpu
@@ -150,7 +153,7 @@ class OwnSubnetwork(Subnetwork):
 
     @cached_property
     def _learned_weights(self) -> LearnedWeights | None:
-        """The same on a CPU."""
+        """What puts learned values in their places in the layers, on a CPU; None where there is no such thing."""
         net, index = self.network, self.index
         if net.weights.device.type != "cpu" or net.arrangement.filled or net.execution.autocast is not None:
             return None
