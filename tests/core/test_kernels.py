@@ -32,10 +32,10 @@ def layout_of(sizes):
     return Layout(tuple(layers))
 
 
-def types():
-    """The types that weights are written in."""
-    skip = pytest.mark.skipif(not GPU, reason="the interpreter has no bfloat16 of its own: needs a CUDA device")
-    return pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=skip)])
+on_a_gpu = pytest.mark.skipif(not GPU, reason="the interpreter has no bfloat16 of its own: needs a CUDA device")
+every_type = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=on_a_gpu)]
+)
 
 
 @pytest.mark.parametrize("levels", [0, 1, 3, 1000])
@@ -52,14 +52,14 @@ def test_selection_equals_the_reference_also_with_ties(levels, density):
         if levels:
             scores = torch.randint(-levels, levels + 1, (layout.size,), generator=draw) / levels
         weights = torch.randn(layout.size, generator=draw)
-        assert_selected(selector, scores, weights, density, draw)
+        assert_selected(selector, layout, scores, weights, density, draw)
     if density == 1:
         assert (selector.misses == 1).all()  # whatever the scores are
 
 
-def assert_selected(selector, scores, weights, density, draw, dtype=torch.float32):
+def assert_selected(selector, layout, scores, weights, density, draw, dtype=torch.float32):
     """The weights under the reference's mask are at their places, and gradients are the reference's."""
-    layout, places = selector.layout, selector.places.long()
+    places = selector.places.long()
     mask = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
     wanted = torch.zeros(selector.size, dtype=dtype)
     wanted[places.cpu()] = torch.where(mask, weights, torch.zeros(())).to(dtype)
@@ -72,7 +72,7 @@ def assert_selected(selector, scores, weights, density, draw, dtype=torch.float3
     assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
-@types()
+@every_type
 @pytest.mark.parametrize("value", [None, 0.0, torch.inf])
 def test_selection_from_small_layers_with_room_between_them_in_every_type(value, dtype):
     layout, draw = layout_of([1, 2, 3, 70, 5, 1100]), torch.Generator().manual_seed(0)
@@ -84,7 +84,7 @@ def test_selection_from_small_layers_with_room_between_them_in_every_type(value,
         scores += 0.001 * torch.randn(layout.size, generator=draw)
         if value is not None:
             scores[torch.rand(layout.size, generator=draw) < 0.6] = value
-        assert_selected(selector, scores, weights, 0.5, draw, dtype)
+        assert_selected(selector, layout, scores, weights, 0.5, draw, dtype)
 
 
 def test_of_equal_scores_the_first_are_chosen_wherever_they_are_looked_for(monkeypatch):
@@ -94,7 +94,7 @@ def test_of_equal_scores_the_first_are_chosen_wherever_they_are_looked_for(monke
     selector = TritonSelector(layout, (1500,), places, 3000)
     for _ in range(3):  # too many for the list
         scores = torch.randint(1, 3, (3000,), generator=draw).float()
-        assert_selected(selector, scores, torch.randn(3000, generator=draw), 0.5, draw)
+        assert_selected(selector, layout, scores, torch.randn(3000, generator=draw), 0.5, draw)
     assert selector.misses.item() == 3
 
 
@@ -103,9 +103,10 @@ def test_a_list_may_be_full_and_no_longer(listed):
     layout, draw = layout_of([4000]), torch.Generator().manual_seed(0)
     selector = TritonSelector(layout, (2000,), torch.arange(4000, dtype=torch.int32, device=DEVICE), 4000)
     scores = torch.cat([torch.linspace(0.999, 1.001, listed), torch.rand((4000 - listed) // 2, generator=draw) * 0.5])
-    scores = torch.cat([scores, 2 + torch.rand(4000 - len(scores), generator=draw)])[torch.randperm(4000)]
+    scores = torch.cat([scores, 2 + torch.rand(4000 - len(scores), generator=draw)])
+    scores = scores[torch.randperm(4000, generator=draw)]
     selector._bands.copy_(torch.tensor([0.9, 1.1]).view(torch.int32))
-    assert_selected(selector, scores, torch.randn(4000, generator=draw), 0.5, draw)
+    assert_selected(selector, layout, scores, torch.randn(4000, generator=draw), 0.5, draw)
     assert selector.misses.item() == (listed > 1024)
 
 
@@ -114,7 +115,7 @@ def test_a_threshold_that_moves_steadily_is_followed():
     selector = TritonSelector(layout, (6000,), torch.arange(60_000, dtype=torch.int32, device=DEVICE), 60_000)
     scores, weights = torch.rand(60_000, generator=draw) - 0.5, torch.randn(60_000, generator=draw)
     for step in range(20):
-        assert_selected(selector, scores * 1.02**step, weights, 0.1, draw)
+        assert_selected(selector, layout, scores * 1.02**step, weights, 0.1, draw)
     assert selector.misses.item() < 5
 
 
@@ -164,7 +165,7 @@ def test_selection_follows_scores_that_move_step_by_step(wide, monkeypatch):
     assert not wide or longest > selection_triton.FEW.value
 
 
-@types()
+@every_type
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_learned_values_are_put_in_their_places_and_get_their_gradients(count, dtype):
     draw = torch.Generator().manual_seed(0)

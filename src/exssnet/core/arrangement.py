@@ -30,12 +30,13 @@ class Arrangement:
     ) -> None:  # fmt: skip
         self.layout = layout
         self._channels_last, self._multiple, self._unfilled = channels_last, multiple, unfilled
-        self._sizes = [prod(self._shape(layer)) for layer in layout.layers]
+        self.parts = [Part(self._shape(layer), self._is_convolution(layer)) for layer in layout.layers]
+        self._sizes = [prod(part.shape) for part in self.parts]
         self.size = sum(self._sizes)
         self.plain = not any(self._is_convolution(layer) for layer in layout.layers)  # nothing to do
         self.filled = self.size > layout.size  # there are zeros between the weights
         order = torch.arange(self.size, dtype=torch.int32)
-        real = [self._cut(layer, piece) for layer, piece in self._pieces(order)]
+        real = [self._cut(layer, piece) for layer, piece in zip(layout.layers, self._pieces(order), strict=True)]
         self.places = torch.cat([piece.reshape(-1) for piece in real]).to(device)  # int32 [size of the layout]
 
     def to(self, device: str | torch.device) -> None:
@@ -48,19 +49,14 @@ class Arrangement:
         placed: Tensor = _Place.apply(vector, self.places, self.size)  # type: ignore[no-untyped-call]
         return placed
 
-    def parts(self) -> list[Part]:
-        """Per layer, how memory that holds its weights and nothing else is handed out; not where it is filled up."""
-        assert not self.filled
-        return [Part(layer.shape, self._is_convolution(layer)) for layer in self.layout.layers]
-
     def tensors(self, arranged: Tensor) -> dict[str, Tensor]:
         """Per layer, the weights as the module runs with them; views."""
-        return {layer.name: piece for layer, piece in self._pieces(arranged)}
+        pieces = zip(self.layout.layers, self._pieces(arranged), strict=True)
+        return {layer.name: piece for layer, piece in pieces}
 
-    def _pieces(self, arranged: Tensor) -> list[tuple[Layer, Tensor]]:
+    def _pieces(self, arranged: Tensor) -> list[Tensor]:
         cut: tuple[Tensor, ...] = _Cut.apply(arranged, self._sizes)  # type: ignore[no-untyped-call]
-        pieces = zip(self.layout.layers, cut, strict=True)
-        return [(layer, self._view(layer, piece)) for layer, piece in pieces]
+        return [part.view(piece) for part, piece in zip(self.parts, cut, strict=True)]
 
     def _shape(self, layer: Layer) -> tuple[int, ...]:
         if not self._is_convolution(layer) or layer.name in self._unfilled:
@@ -69,13 +65,6 @@ class Arrangement:
 
     def _is_convolution(self, layer: Layer) -> bool:
         return self._channels_last and layer.convolution
-
-    def _view(self, layer: Layer, piece: Tensor) -> Tensor:
-        shape = self._shape(layer)
-        if not self._is_convolution(layer):
-            return piece.view(shape)
-        out, channels, height, width = shape
-        return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
 
     def _cut(self, layer: Layer, tensor: Tensor) -> Tensor:
         return tensor[: layer.shape[0], : layer.shape[1]] if self._is_convolution(layer) else tensor

@@ -23,7 +23,7 @@ class LearnedWeights:
     """
 
     def __init__(self, arrangement: Arrangement, fixed: Tensor, mask: Tensor, index: Tensor) -> None:
-        self.layout, self._parts = arrangement.layout, arrangement.parts()
+        self.layout, self._parts = arrangement.layout, arrangement.parts
         self._fixed, self._places = fixed.numpy(), arrangement.places[index].numpy()
         layout = self.layout
         starts = np.array([layer.start for layer in layout.layers], np.int64)

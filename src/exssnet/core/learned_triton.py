@@ -20,19 +20,14 @@ jit_for_any_count: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_speci
 
 
 @jit_for_any_count
-def _put(values: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(values + at, mask=at < count, other=0.0)
-    place = tl.load(places + at, mask=at < count, other=0)
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=at < count)
-
-
-@jit_for_any_count
-def _take(inflow: tl.tensor, places: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _move(
+    source: tl.tensor, places: tl.tensor, target: tl.tensor, count: tl.tensor, PUT: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Put values in their places, or take what is there."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.load(places + at, mask=at < count, other=0)
-    value = tl.load(inflow + place, mask=at < count, other=0.0)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=at < count)
+    value = tl.load(source + (at if PUT else place), mask=at < count, other=0.0)
+    tl.store(target + (place if PUT else at), value.to(target.dtype.element_ty), mask=at < count)
 
 
 class LearnedOnGpu:
@@ -54,19 +49,20 @@ class LearnedOnGpu:
         return vector
 
     def write(self, values: Tensor) -> Tensor:
-        with side.early(self._vector):
-            self._launch(_put, values, self._vector)
+        with side.early():
+            self._move(values, self._vector, put=True)
         return self._vector.detach()
 
     def gradient(self, inflow: Tensor, dtype: torch.dtype) -> Tensor:
         """What flows into the learned ones."""
         out = torch.empty(len(self._places), dtype=dtype, device=inflow.device)
-        self._launch(_take, inflow.contiguous(), out)
+        self._move(inflow.contiguous(), out, put=False)
         return out
 
-    def _launch(self, kernel: Any, source: Tensor, target: Tensor) -> None:
+    def _move(self, source: Tensor, target: Tensor, *, put: bool) -> None:
         if count := len(self._places):
-            launch(kernel, (triton.cdiv(count, BLOCK),), source, self._places, target, count, BLOCK=BLOCK)
+            grid = (triton.cdiv(count, BLOCK),)
+            launch(_move, grid, source, self._places, target, count, PUT=put, BLOCK=BLOCK)
 
 
 class _Written(torch.autograd.Function):

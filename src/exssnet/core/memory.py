@@ -21,11 +21,11 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     channels_last: bool = False
 
-    def view(self, piece: Numbers) -> Numbers:
+    def view(self, piece: Tensor) -> Tensor:
         if not self.channels_last:
-            return piece.reshape(self.shape)
+            return piece.view(self.shape)
         out, channels, height, width = self.shape
-        return piece.reshape(out, height, width, channels).transpose(0, 3, 1, 2)
+        return piece.view(out, height, width, channels).permute(0, 3, 1, 2)
 
     def in_order(self, tensor: Tensor) -> Tensor:
         """The same numbers, one after the other as in such a piece."""
@@ -53,8 +53,8 @@ class Memory:
     def __init__(self, parts: Sequence[Part], dtype: Any) -> None:
         ends = np.cumsum([prod(part.shape) for part in parts])
         self.vector = aligned_zeros(ends[-1], dtype)
-        pieces = np.split(self.vector, ends[:-1])
-        self._parts = [part.view(piece) for piece, part in zip(pieces, parts, strict=True)]
+        pieces = map(torch.from_numpy, np.split(self.vector, ends[:-1]))
+        self._parts = [part.view(piece).numpy() for piece, part in zip(pieces, parts, strict=True)]
         self._unheld = self._holders()
 
     def tensors(self) -> tuple[Tensor, ...]:

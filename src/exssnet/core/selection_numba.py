@@ -34,8 +34,7 @@ class CompiledSelector(CpuSelector):
     def __init__(self, arrangement: Arrangement, keep: tuple[int, ...]) -> None:
         super().__init__(arrangement)
         layout = self.layout
-        self._one_vector = [Part((layout.size,))]
-        self._by_layer = [] if arrangement.filled else arrangement.parts()
+        self._one_vector, self._by_layer = [Part((layout.size,))], arrangement.parts
         words = np.cumsum([0, *(-(-layer.size // WORD) for layer in layout.layers)])
         places = zip(layout.layers, words[:-1], words[1:], keep, strict=True)
         rows = [(layer.start, layer.stop, first, last, count) for layer, first, last, count in places]

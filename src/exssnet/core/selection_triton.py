@@ -216,7 +216,6 @@ class TritonSelector:
     """What the passes know of the layers, kept on the device between steps."""
 
     def __init__(self, layout: Layout, keep: tuple[int, ...], places: Tensor, size: int) -> None:
-        self.layout = layout
         device, layers = places.device, layout.layers
         blocks = [
             (number, start, layer.stop)
@@ -274,7 +273,7 @@ class _StraightThrough(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, weights: Tensor, selector: TritonSelector, written: Tensor) -> Tensor:
         ctx.save_for_backward(scores, weights)
         ctx.selector = selector
-        with side.early(written):
+        with side.early():
             selector.write(scores, weights, written)
         return written.detach()  # the same memory in every step: each step writes every weight anew
 

@@ -82,28 +82,28 @@ def capture(graph: torch.cuda.CUDAGraph, line: torch.cuda.Stream) -> Iterator[No
 
 
 def begin() -> None:
-    """Say that a step begins here."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    """Say that a step begins here, on a GPU."""
+    if torch.cuda.is_current_stream_capturing():
         _second.begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
         _second.begun.record()
 
 
 @contextmanager
-def early(written: Tensor) -> Iterator[None]:
+def early() -> Iterator[None]:
     """Launch what could run since the step began: it reads and writes memory that stays, and nothing of this step.
 
     Only once in a step, since what comes after may read what was written.
     """
-    begun = _second.begun
-    if begun is None or not written.is_cuda or not torch.cuda.is_current_stream_capturing():
+    begun, _second.begun = _second.begun, None
+    if begun is None:
         yield
         return
-    _second.begun = None
-    other = _stream(written.device, 1)
+    main = torch.cuda.current_stream()
+    other = _stream(main.device, 1)
     other.wait_event(begun)
     with torch.cuda.stream(other):
         yield
-    torch.cuda.current_stream().wait_stream(other)
+    main.wait_stream(other)
 
 
 @contextmanager
