@@ -25,6 +25,11 @@ settings.register_profile("exssnet", deadline=None, max_examples=int(os.environ.
 settings.load_profile("exssnet")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if torch.cuda.is_available():
+        config.addinivalue_line("filterwarnings", "default")  # the compiler warns of its own
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)

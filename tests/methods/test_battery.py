@@ -33,7 +33,6 @@ gpu = pytest.param(
     marks=[
         pytest.mark.gpu,
         pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        pytest.mark.filterwarnings("default"),  # the compiler warns of its own
     ],
 )
 

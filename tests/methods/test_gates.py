@@ -454,7 +454,6 @@ def test_a_frozen_weight_that_was_changed_is_found():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("default")
 @both
 @pytest.mark.parametrize("compiled", ["off", "on"])
 def test_captured_steps_give_what_single_steps_give(monkeypatch, name, compiled):

@@ -384,7 +384,6 @@ def test_settings_that_make_no_sense_are_refused_by_name(kind, name, value):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("default")
 @every_method
 def test_captured_steps_give_what_single_steps_give_bit_for_bit(name, monkeypatch):
     def learned():
