@@ -85,10 +85,41 @@ def test_one_common_seed_gives_no_interval_and_no_method_to_compare_with_no_colu
     put("exssnet", [90.0, 92.0])
     folder = put("er", [80.0])
     assert all(row.difference is None for row in rows(folder))
-    assert "vs " not in FORMATS["text"](rows(folder))
+    assert "vs exssnet: left out" in FORMATS["text"](rows(folder)).replace("\n", " ")
     put("si", [70.0, 71.0])
-    assert "vs er" not in FORMATS["text"](rows(folder, against="er"))
-    assert "vs si" in FORMATS["text"](rows(folder, against="si"))
+    for form in ("markdown", "latex"):
+        assert "vs er: left out" in re.sub("\n%?", "", FORMATS[form](rows(folder, against="er")))
+    assert "vs si: mean difference" in FORMATS["text"](rows(folder, against="si")).replace("\n", " ")
+
+
+def test_a_method_with_several_heads_is_compared_with_by_name_and_head(put):
+    put("er", [80.0, 82.0], config={"head": "task"})
+    put("er", [70.0, 71.0], place="b", config={"head": "masked-test"})
+    folder = put("exssnet", [90.0, 92.0])
+    assert [row.difference.mean for row in rows(folder, against="er@task") if row.method == "exssnet"] == [10]
+    found = rows(folder, against="er@masked-test")
+    assert {(row.method, row.head): row.difference and row.difference.mean for row in found} == {
+        ("exssnet", "shared"): 20.5,
+        ("er", "task"): 10.5,
+        ("er", "masked-test"): None,
+    }
+    for form in FORMATS:
+        assert "er@masked-test" in FORMATS[form](found)
+    with pytest.raises(InputError, match="'er' was run with several heads: compare with er@masked-test or er@task"):
+        rows(folder, against="er")
+    with pytest.raises(InputError, match="no run of 'exssnet@task' is here to compare with: choose exssnet@shared"):
+        rows(folder, against="exssnet@task")
+
+
+@pytest.mark.parametrize("against", ["er@task", "er@masked-test", "multitask@task", "packnet", "exssnet+kkt"])
+def test_every_real_row_but_one_is_compared_with_the_method_that_is_named(against):
+    for benchmark in ("split-cifar100", "gpu/split-mnist"):
+        found = rows(RESULTS / benchmark, against=against)
+        assert [f"{row.method}@{row.head}" for row in found if row.difference is None] in (
+            [against],
+            [f"{against}@task"],
+            [f"{against}@shared"],
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,6 +179,12 @@ def test_several_benchmarks_have_one_table_of_methods_by_benchmarks(put):
         assert lines[0].startswith("all benchmarks")
         assert next(line for line in lines if "exssnet" in line).split().count("(0.00)") == 2
         assert "–" in next(line for line in lines if re.match(r"\W*er\b", line))
+    assert "| exssnet | shared | **71.00 ± 1.41** (0.00) | **91.00 ± 1.41** (0.00) |" in lines
+    latex = FORMATS["latex"](rows(folder)).splitlines()
+    assert r"exssnet & shared & \textbf{71.00 $\pm$ 1.41} (0.00) & \textbf{91.00 $\pm$ 1.41} (0.00) \\" in latex
+    put("er", [60.0, 62.0], place="b", settings={"lr": 0.5})
+    table = FORMATS["markdown"](rows(folder)).split("\n\n")[1].splitlines()
+    assert [line.split(" | ")[1] for line in table if line.startswith("| er")] == ["lr=0.001", "lr=0.5"]
 
 
 def test_heads_are_apart_and_need_no_label(put):
@@ -218,25 +255,28 @@ def test_bounds_come_first_and_are_never_the_best(put):
 
 
 def test_published_numbers_stand_beside_runs_made_as_the_published_ones_only(put):
-    put("ssnet", [40.0], benchmark="split-cifar100", epochs=100)
-    put("supsup", [40.0], benchmark="split-cifar100", epochs=50)
-    put("exssnet+kkt", [40.0], benchmark="split-cifar100", epochs=100)
-    put("exssnet", [40.0], benchmark="split-cifar100", place="b", config={"tasks": 10}, epochs=100)
-    put("icarl", [40.0], benchmark="split-cifar100", epochs=100)
-    put("er", [40.0], benchmark="split-cifar100", config={"head": "masked-test"}, epochs=100)
-    put("der", [40.0], benchmark="split-cifar100", config={"head": "task"}, epochs=100)
-    folder = put("ssnet", [30.0], benchmark="split-cifar100", place="c", miniature=True, epochs=100)
-    found = {(row.method, row.miniature): row.published for row in rows(folder)}
-    assert found == {
-        ("ssnet", False): (23.9, 54.4),
-        ("exssnet+kkt", False): (70.5, None),
-        ("exssnet", False): None,
-        ("icarl", False): None,
-        ("supsup", False): None,
-        ("er", False): (60.1, 27.5),
-        ("der", False): None,
-        ("ssnet", True): None,
-    }
+    def record(method, place="a", epochs=100, settings=None, miniature=False, **config):
+        config = {"network": "resnet18"} | config
+        return put(
+            method, [40.0], "split-cifar100", place, config, {"buffer": 0.001} | (settings or {}),
+            epochs=epochs, miniature=miniature,
+        )  # fmt: skip
+
+    record("ssnet")
+    record("exssnet+kkt")
+    record("er", head="masked-test")
+    record("ssnet", "miniature", miniature=True)
+    record("supsup", epochs=50)
+    record("exssnet", "tasks", tasks=10)
+    record("icarl")  # the paper has no number
+    record("der", head="task")
+    record("der++", head="masked-test", settings={"buffer": 500})
+    record("supsup+kkt", settings={"density": 0.3})
+    record("naive", network="resnet50", head="masked-test")
+    folder = record("lwf", width=64.0, head="masked-test")
+    found = {row.method: row.published for row in rows(folder) if row.published}
+    assert found == {"ssnet": (23.9, 54.4), "exssnet+kkt": (70.5, None), "er": (60.1, 27.5)}
+    assert len(rows(folder)) == 12
 
 
 def test_miniatures_are_a_block_of_their_own_and_say_so(put):
@@ -272,7 +312,7 @@ def test_csv_gives_back_every_number_as_it_was(several):
 
 
 def test_markdown_rows_have_as_many_cells_as_their_header_and_the_best_is_bold(several):
-    blocks = [block for block in FORMATS["markdown"](several).split("\n\n") if block.startswith("|")]
+    blocks = [block for block in FORMATS["markdown"](several).split("\n\n") if block.startswith("|")][1:]
     assert len(blocks) == 2
     for block, benchmark in zip(blocks, ("rotated-mnist", "split-mnist"), strict=True):
         table = [line.strip("|").split("|") for line in block.splitlines()]
@@ -283,8 +323,9 @@ def test_markdown_rows_have_as_many_cells_as_their_header_and_the_best_is_bold(s
         assert bold == [row.method for row in several if row.best and row.benchmark == benchmark]
 
 
-def test_latex_is_one_tabular_with_equal_rows_and_nothing_unescaped(several):
-    text = "\n".join(line for line in FORMATS["latex"](several).splitlines() if not line.startswith("%"))
+def test_latex_is_a_tabular_with_equal_rows_and_nothing_unescaped(several):
+    overview, text = FORMATS["latex"](several).split("\n\n")
+    assert overview.count(r"\textbf{") == text.count(r"\textbf{")
     body = re.fullmatch(
         r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*)\\bottomrule\n\\end\{tabular\}", text, re.DOTALL
     )

@@ -14,6 +14,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from exssnet.errors import InputError, RunError
+from exssnet.experiments.benchmarks import recipe
 from exssnet.experiments.config import RunConfig
 
 BOUNDS = ("multitask", "individual")  # they do not learn one task after the other: shown first, never the best
@@ -168,11 +169,7 @@ class _Group:
 
 def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accuracy") -> list[Row]:
     """A row per benchmark, method and settings: the bounds first, then the others by accuracy or by name."""
-    there = sorted({run.method for run in runs})
-    if against is None:
-        against = "exssnet" if "exssnet" in there else None
-    elif against not in there:
-        raise InputError(f"no run of '{against}' is here to compare with: choose one of {', '.join(there)}")
+    reference = _named(against, runs)
     blocks: dict[tuple[str, ...], list[_Group]] = {}
     for group in _groups(runs):
         first = group.first
@@ -183,7 +180,7 @@ def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accura
     for place in sorted(blocks):
         others = [some[0].first for at, some in blocks.items() if at[:2] == place[:2]]
         cut = [name for name in _varying([run.settings for run in others]) if name in SAME_TASKS]
-        block = [_row(group, blocks[place], against, cut) for group in blocks[place]]
+        block = [_row(group, blocks[place], reference, cut) for group in blocks[place]]
         block.sort(key=lambda row: (row.method, row.head, row.differs))
         if sort == "accuracy":
             block.sort(key=lambda row: -row.accuracy[0])
@@ -192,6 +189,38 @@ def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accura
         rows += [row for row in block if row.method in BOUNDS]
         rows += [replace(row, best=_shown(row) == top) for row in learners]
     return rows
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The method the others are compared with: its name, and its head where it has several."""
+
+    method: str
+    head: str | None
+
+    def __str__(self) -> str:
+        return self.method if self.head is None else f"{self.method}@{self.head}"
+
+    def is_of(self, run: Run) -> bool:
+        return run.method == self.method and self.head in (None, run.settings["head"])
+
+
+def _named(against: str | None, runs: Sequence[Run]) -> _Reference | None:
+    """`method` or `method@head`; ExSSNeT if none is named."""
+    heads: dict[str, set[str]] = {}
+    for run in sorted(runs, key=lambda run: run.method):
+        heads.setdefault(run.method, set()).add(run.settings["head"])
+    method, _, head = (against or "exssnet").partition("@")
+    if against is None and len(heads.get(method, ())) != 1:
+        return None
+    if method not in heads:
+        raise InputError(f"no run of '{method}' is here to compare with: choose one of {', '.join(heads)}")
+    full = [f"{method}@{one}" for one in sorted(heads[method])]
+    if head and head not in heads[method]:
+        raise InputError(f"no run of '{against}' is here to compare with: choose {' or '.join(full)}")
+    if not head and len(full) > 1:
+        raise InputError(f"'{method}' was run with several heads: compare with {' or '.join(full)}")
+    return _Reference(method, head or None)
 
 
 def _shown(row: Row) -> float:
@@ -209,10 +238,10 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
     return list(groups.values())
 
 
-def _row(group: _Group, block: Sequence[_Group], against: str | None, cut: Sequence[str]) -> Row:
+def _row(group: _Group, block: Sequence[_Group], against: _Reference | None, cut: Sequence[str]) -> Row:
     run, runs = group.first, group.runs.values()
     proofs = [run.proved for run in runs]
-    reference = _reference(group, [other for other in block if other.first.method == against])
+    reference = _partner(group, [other for other in block if against is not None and against.is_of(other.first)])
     return Row(
         run.benchmark + "".join(f", {name} {run.settings[name]}" for name in cut),
         run.miniature,
@@ -225,7 +254,7 @@ def _row(group: _Group, block: Sequence[_Group], against: str | None, cut: Seque
         _spread_if_known([run.overlap for run in runs]),
         None if None in proofs else all(proofs),
         _as_published(run),
-        against,
+        None if against is None else str(against),
         None if reference is None else difference(group.accuracies(), reference.accuracies()),
         _spread_if_known([run.megabytes for run in runs]),
         spread([run.seconds for run in runs]) if len({run.device for run in runs}) == 1 else None,
@@ -234,11 +263,18 @@ def _row(group: _Group, block: Sequence[_Group], against: str | None, cut: Seque
 
 def _as_published(run: Run) -> tuple[float, float | None] | None:
     """The paper's accuracy and forgetting, where the run is made as its runs were."""
-    paper = _published()
+    paper, own = _published(), run.settings
     numbers = paper["benchmarks"].get(run.benchmark, {}).get(run.method)
-    head = "masked-test" if run.method in paper["masked_test"] else run.settings["head"]
-    wanted = {"tasks": paper["tasks"], "head": head, EPOCHS: paper["epochs"].get(run.benchmark)}
-    if numbers is None or run.miniature or any(run.settings[name] != value for name, value in wanted.items()):
+    if numbers is None or run.miniature:
+        return None
+    wanted = paper["settings"] | {
+        "tasks": paper["tasks"],
+        EPOCHS: paper["epochs"].get(run.benchmark),
+        "head": "masked-test" if run.method in paper["masked_test"] else own["head"],
+        "network": recipe(run.benchmark)["network"],
+        "width": None,
+    }
+    if any(own[name] != value for name, value in wanted.items() if name in own):
         return None
     return numbers[0], numbers[1]
 
@@ -264,7 +300,7 @@ def difference(mine: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Diff
     return Difference(mean(gaps), quantile * stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
 
 
-def _reference(group: _Group, candidates: Sequence[_Group]) -> _Group | None:
+def _partner(group: _Group, candidates: Sequence[_Group]) -> _Group | None:
     """The candidate that shares what all methods should share; none where that is the group itself, or not one."""
     mine = group.first.settings
     fit = [other for other in candidates if all(other.first.settings[name] == mine[name] for name in ACROSS_METHODS)]

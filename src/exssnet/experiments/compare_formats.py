@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -18,11 +19,25 @@ from exssnet.experiments.compare import Row, Spread
 WIDTH = 80  # columns of a terminal
 NONE = "–"
 ACCURACY = "accuracy % (forgetting)"
+OVERVIEW = f"all benchmarks: {ACCURACY}"
 LEFT = ("method", "settings", "head", "published")  # columns of words; the others are numbers, to the right
 
-OVERVIEW = "all benchmarks: accuracy % (forgetting)"
 
-Cells = dict[str, str]  # by column
+class Cell(NamedTuple):
+    """A field of a table; what is the best is bold up to its bracket."""
+
+    text: str
+    best: bool = False
+
+    def parts(self) -> tuple[str, str]:
+        """What is bold, and the rest."""
+        return (self.text, "") if "(" not in self.text else (self.text[: (at := self.text.index("("))], self.text[at:])
+
+
+Cells = dict[str, Cell]  # by column
+
+
+# --- for people ----------------------------------------------------------------------------------------------
 
 
 def text(rows: Sequence[Row]) -> str:
@@ -30,21 +45,16 @@ def text(rows: Sequence[Row]) -> str:
     terminal = Console().is_terminal
     console = Console() if terminal else Console(width=1000)
     room = console.width if terminal else WIDTH
-    overview = _overview(rows)
     with console.capture() as captured:
-        if overview:
-            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-            for name in overview[0]:
-                table.add_column(name, justify="left" if name in LEFT else "right")
-            for cells in overview:
-                table.add_row(*cells.values())
-            console.print(Text(OVERVIEW, "italic"), table, "", sep="\n")
-        for title, block in _blocks(rows):
+        for title, block in [(OVERVIEW, []), *_blocks(rows)]:
+            cells = _cells(block) if block else _overview(rows)
+            if not cells:
+                continue
             alike = _alike(block)
             console.print(Text(", ".join([title, *alike.values()]), "italic"))
-            table = _table(block, [*alike], gap=2)
+            table = _table(cells, [*alike], gap=2)
             needed = console.measure(table, options=console.options.update(width=1000)).maximum
-            console.print(table if needed <= room else _table(block, [*alike], gap=1))
+            console.print(table if needed <= room else _table(cells, [*alike], gap=1))
             console.print()
     lines = captured.get().splitlines() + textwrap.wrap(caption(rows), min(room, WIDTH))
     return "\n".join(line.rstrip() for line in lines)
@@ -57,66 +67,81 @@ def _alike(rows: Sequence[Row]) -> dict[str, str]:
     return found | ({"seeds": f"{rows[0].seeds} seed{'s' * (seeds != {1})}"} if len(seeds) == 1 else {})
 
 
-def _table(rows: Sequence[Row], above: Sequence[str], gap: int) -> Table:
-    """A block without the columns that are told above it; settings stand below the method's name."""
+def _table(cells: Sequence[Cells], above: Sequence[str], gap: int) -> Table:
+    """A table without the columns that are told above it; settings stand below the method's name."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
-    cells = _cells(rows)
     names = [name for name in cells[0] if name not in (*above, "settings")]
     for name in names:
-        heading = "n" if name == "seeds" else name.replace(" (", "\n(")
+        heading = "n" if name == "seeds" else name.replace(" (", "\n(").replace("@", "\n@")
         table.add_column(heading, justify="left" if name in LEFT else "right")
-    for row, cell in zip(rows, cells, strict=True):
-        texts = {name: Text(cell[name].removesuffix("-test") if name == "head" else cell[name]) for name in names}
-        for setting in row.differs:
+    for row in cells:
+        texts = {name: Text(row[name].text.removesuffix("-test" if name == "head" else "")) for name in names}
+        for setting in _settings(row):
             texts["method"].append(f"\n {setting}", "dim")
-        if row.best:
-            texts[ACCURACY].stylize("bold", 0, cell[ACCURACY].index("("))
+        for name in names:
+            if row[name].best:
+                texts[name].stylize("bold", 0, len(row[name].parts()[0]))
         table.add_row(*texts.values())
     return table
 
 
+def _settings(row: Cells) -> list[str]:
+    said = row["settings"].text if "settings" in row else NONE
+    return [] if said == NONE else said.split(", ")
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """A table per benchmark, under its name."""
+    """A table per benchmark, under its name, and before them one of all where there are several."""
+    tables = [(OVERVIEW, _overview(rows)), *((title, _cells(block)) for title, block in _blocks(rows))]
     parts = []
-    overview = _overview(rows)
-    if overview:
-        lines = [OVERVIEW, "", _pipes(overview[0]), _pipes("---" if name in LEFT else "---:" for name in overview[0])]
-        parts.append("\n".join([*lines, *(_pipes(cells.values()) for cells in overview)]))
-    for title, block in _blocks(rows):
-        cells = _cells(block)
-        lines = [title, "", _pipes(cells[0]), _pipes("---" if name in LEFT else "---:" for name in cells[0])]
-        for row, cell in zip(block, cells, strict=True):
-            if row.best:
-                cell[ACCURACY] = _bold(cell[ACCURACY], "**", "**")
-            lines.append(_pipes(value.replace("|", r"\|") for value in cell.values()))
-        parts.append("\n".join(lines))
+    for title, cells in tables:
+        if cells:
+            lines = [_pipes(cells[0]), _pipes("---" if name in LEFT else "---:" for name in cells[0])]
+            lines += [_pipes(map(_starred, row.values())) for row in cells]
+            parts.append("\n".join([title, "", *lines]))
     return "\n\n".join([*parts, caption(rows)])
+
+
+def _starred(cell: Cell) -> str:
+    bold, rest = (part.replace("|", r"\|") for part in cell.parts())
+    return f"**{bold.rstrip()}** {rest}" if cell.best else bold + rest
 
 
 def _pipes(values: Iterable[str]) -> str:
     return re.sub(" +", " ", f"| {' | '.join(values)} |")  # columns are aligned where they are read
 
 
+# --- for papers and programs ---------------------------------------------------------------------------------
+
+
 def latex(rows: Sequence[Row]) -> str:
-    """One tabular with the rules of booktabs, a part per benchmark."""
-    cells = _cells(rows)
-    lines = [
-        r"% needs \usepackage{booktabs}",
-        *(f"% {line}" for line in textwrap.wrap(caption(rows), 118)),
-        rf"\begin{{tabular}}{{{''.join('l' if name in LEFT else 'r' for name in cells[0])}}}",
-        r"\toprule",
-        " & ".join(map(_escaped, cells[0])) + r" \\",
-    ]
-    title = ""
+    """A tabular with the rules of booktabs, a part per benchmark, and before it one of all where there are several."""
+    lines = [r"% needs \usepackage{booktabs}", *(f"% {line}" for line in textwrap.wrap(caption(rows), 118))]
+    overview = _overview(rows)
+    if overview:
+        lines += [f"% {OVERVIEW}", *_tabular(overview, [r"\midrule", *map(_ampersands, overview)]), ""]
+    cells, body, title = _cells(rows), [], ""
     for row, cell in zip(rows, cells, strict=True):
         if row.title != title:
             title = row.title
-            lines += [r"\midrule", rf"\multicolumn{{{len(cell)}}}{{l}}{{{_escaped(title)}}} \\"]
-        values = {name: _escaped(value) for name, value in cell.items()}
-        if row.best:
-            values[ACCURACY] = _bold(values[ACCURACY], r"\textbf{", "}")
-        lines.append(" & ".join(values.values()) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+            body += [r"\midrule", rf"\multicolumn{{{len(cell)}}}{{l}}{{{_escaped(title)}}} \\"]
+        body.append(_ampersands(cell))
+    return "\n".join([*lines, *_tabular(cells, body)])
+
+
+def _tabular(cells: Sequence[Cells], body: Sequence[str]) -> list[str]:
+    columns = "".join("l" if name in LEFT else "r" for name in cells[0])
+    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _ampersands({name: Cell(name) for name in cells[0]})]
+    return [*top, *body, r"\bottomrule", r"\end{tabular}"]
+
+
+def _ampersands(cells: Cells) -> str:
+    return " & ".join(map(_set, cells.values())) + r" \\"
+
+
+def _set(cell: Cell) -> str:
+    bold, rest = map(_escaped, cell.parts())
+    return rf"\textbf{{{bold.rstrip()}}} {rest}".rstrip() if cell.best else bold + rest
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", NONE: "--"}
@@ -180,8 +205,11 @@ def caption(rows: Sequence[Row]) -> str:
     parts = ["accuracy: mean ± standard deviation over seeds"]
     if any(row.published for row in rows):
         parts.append("published: Yadav and Bansal (2023)")
+    against = rows[0].against
     if any(row.difference for row in rows):
-        parts.append(f"vs {rows[0].against}: mean difference of the same seeds ± its 95 % interval")
+        parts.append(f"vs {against}: mean difference of the same seeds ± its 95 % interval")
+    elif against and any(row.method != against.partition("@")[0] for row in rows):
+        parts.append(f"vs {against}: left out, it takes two common seeds and one row of {against} to compare with")
     return "; ".join([*parts, "MB: storage; s: seconds of a run"])
 
 
@@ -191,44 +219,54 @@ def _blocks(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def _cells(rows: Sequence[Row]) -> list[Cells]:
     """The table's text; columns in which no row has anything are left out."""
-    lost = [f"({NONE if row.forgetting is None else format(row.forgetting[0], 'z.2f')})" for row in rows]
-    width = max(map(len, lost))
+    accuracies = _accuracies(rows)
     cells = [
         {
             "method": row.method,
             "settings": ", ".join(row.differs) or NONE,
             "head": row.head,
             "seeds": str(row.seeds),
-            ACCURACY: f"{_with_std(row)} {forgetting:>{width}}",
+            ACCURACY: accuracy,
             "published": _published(row),
             f"vs {row.against}": _difference(row),
             "MB": NONE if row.megabytes is None else f"{row.megabytes[0]:.{2 if row.megabytes[0] < 9.995 else 1}f}",
             "s": NONE if row.seconds is None else f"{row.seconds[0]:.{0 if row.seconds[0] >= 10 else 1}f}",
         }
-        for row, forgetting in zip(rows, lost, strict=True)
+        for row, accuracy in zip(rows, accuracies, strict=True)
     ]
     kept = [name for name in cells[0] if any(cell[name] != NONE for cell in cells)]
-    return [{name: cell[name] for name in kept} for cell in cells]
+    return [
+        {name: Cell(cell[name], row.best and name == ACCURACY) for name in kept}
+        for row, cell in zip(rows, cells, strict=True)
+    ]
 
 
 def _overview(rows: Sequence[Row]) -> list[Cells]:
-    """Methods × benchmarks: accuracy (forgetting); nothing for one benchmark, or where a method has several rows."""
-    titles = list(dict.fromkeys(row.title for row in rows))
-    places = {(row.method, row.head, row.title): row for row in rows}
-    if len(titles) < 2 or len(places) < len(rows):
+    """Methods × benchmarks; nothing for one benchmark."""
+    blocks = _blocks(rows)
+    if len(blocks) < 2:
         return []
-    lines = dict.fromkeys((row.method, row.head) for row in rows)
+    places = {
+        (row.method, row.head, row.differs, title): Cell(accuracy, row.best)
+        for title, block in blocks
+        for row, accuracy in zip(block, _accuracies(block), strict=True)
+    }
+    lines = list(dict.fromkeys((row.method, row.head, row.differs) for row in rows))
+    labelled = any(differs for _, _, differs in lines)
     return [
-        {"method": method, "head": head} | {title: _short(places.get((method, head, title))) for title in titles}
-        for method, head in lines
+        {"method": Cell(method)}
+        | ({"settings": Cell(", ".join(differs) or NONE)} if labelled else {})
+        | {"head": Cell(head)}
+        | {title: places.get((method, head, differs, title), Cell(NONE)) for title, _ in blocks}
+        for method, head, differs in lines
     ]
 
 
-def _short(row: Row | None) -> str:
-    if row is None:
-        return NONE
-    lost = NONE if row.forgetting is None else format(row.forgetting[0], "z.2f")
-    return f"{row.accuracy[0]:.2f} ({lost})"
+def _accuracies(rows: Sequence[Row]) -> list[str]:
+    """Accuracy and forgetting of each row, the latter as wide as the widest."""
+    lost = [f"({NONE if row.forgetting is None else format(row.forgetting[0], 'z.2f')})" for row in rows]
+    width = max(map(len, lost))
+    return [f"{_with_std(row)} {forgetting:>{width}}" for row, forgetting in zip(rows, lost, strict=True)]
 
 
 def _with_std(row: Row) -> str:
@@ -245,8 +283,3 @@ def _published(row: Row) -> str:
 
 def _difference(row: Row) -> str:
     return NONE if row.difference is None else f"{row.difference.mean:+z.2f} ± {row.difference.half:.2f}"
-
-
-def _bold(cell: str, before: str, after: str) -> str:
-    accuracy, _, forgetting = cell.partition("(")
-    return f"{before}{accuracy.rstrip()}{after} ({forgetting}"
