@@ -222,7 +222,7 @@ def run(
     """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
     from exssnet import terminal
-    from exssnet.experiments.together import how_many, run_all
+    from exssnet.experiments.together import how_many, refuse_early, run_all
     from exssnet.methods import plug_in
 
     for file in plugin or []:
@@ -234,6 +234,7 @@ def run(
         else _planned(benchmark, method or "exssnet", kkt, seeds or "0", changes | _pairs(more or []))
     )
     at_once = how_many(together, plans)
+    refuse_early(plans, out)
 
     records = []
     for batch in [[plan] for plan in plans] if at_once == 1 else [plans]:
@@ -281,10 +282,10 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
 
     if not benchmark:
         raise InputError("no benchmark named: `exssnet list benchmarks` shows them")
-    wanted = list(known()) if methods == "all" else [name.strip().removesuffix("+kkt") for name in methods.split(",")]
-    names = wanted if methods == "all" else [name.strip() for name in methods.split(",")]
-    if kkt:
-        names = [name + "+kkt" for name in wanted if methods != "all" or transfers(name)]
+    names = []
+    for name in (part.strip() for part in methods.split(",")):
+        some = [name] if name != "all" else [one for one in known() if not kkt or transfers(one)]
+        names += [one.removesuffix("+kkt") + "+kkt" for one in some] if kkt else some
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:

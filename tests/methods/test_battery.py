@@ -201,7 +201,7 @@ def test_what_is_against_forgetting_forgets_less_than_nothing_does(tmp_path, nam
 
 def test_a_number_of_epochs_is_shared_out_among_the_phases():
     for name, kind in methods().items():
-        for epochs in (3, 10, 30):
+        for epochs in (1, 2, 3, 10, 30):
             planned = resolve("split-digits", name, 0, epochs=epochs)
             assert kind.planned_epochs(kind.settings_type(**planned.settings)) == epochs
 

@@ -370,7 +370,7 @@ def test_wsn_goes_on_without_a_free_weight():
 # --- settings, and a GPU --------------------------------------------------------------------------------------
 
 WRONG = [
-    (PackNetSettings, "retrain_epochs", 0), (PackNetSettings, "retrain_epochs", 1.5), (PackNetSettings, "epochs", 0),
+    (PackNetSettings, "retrain_epochs", -1), (PackNetSettings, "retrain_epochs", 1.5), (PackNetSettings, "epochs", 0),
     (PackNetSettings, "retrain_lr", 0.0), (PiggybackSettings, "mask_lr", -1.0), (PiggybackSettings, "start", 0.005),
     (PiggybackSettings, "threshold", float("nan")), (WsnSettings, "lr", float("inf")),
 ]  # fmt: skip

@@ -48,6 +48,21 @@ def _reads_from_disk(config: RunConfig) -> bool:
     return config.images is not None or find_source(config.source).lazy
 
 
+def refuse_early(configs: Sequence[RunConfig], out: Path) -> None:
+    """Raise now what one of several runs would raise when its turn comes: of every method and head one is prepared."""
+    from exssnet.experiments.folder import RunFolder
+    from exssnet.experiments.run import computing, prepare
+
+    if len(configs) == 1:
+        return
+    for config in configs:
+        RunFolder(out, config).check()
+    for config in {config.folder.parent: config for config in configs}.values():
+        if RunFolder(out, config).results() is None:
+            with computing(config):
+                prepare(config)
+
+
 def run_all(
     configs: Sequence[RunConfig],
     out: Path,

@@ -26,8 +26,8 @@ class PackNetSettings(DenseSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "retrain_lr")
-        if type(self.retrain_epochs) is not int or self.retrain_epochs < 1:
-            raise InputError(f"retrain_epochs is {self.retrain_epochs}: it must be a whole number, at least 1")
+        if type(self.retrain_epochs) is not int or self.retrain_epochs < 0:
+            raise InputError(f"retrain_epochs is {self.retrain_epochs}: it must be a whole number, at least 0")
 
 
 class PackNet(Isolated):
@@ -46,8 +46,8 @@ class PackNet(Isolated):
 
     @staticmethod
     def share_out(epochs: int) -> dict[str, int]:
-        retrain = max(epochs // 3, 1)
-        return {"epochs": max(epochs - retrain, 1), "retrain_epochs": retrain}
+        retrain = max(epochs // 3, min(epochs - 1, 1))
+        return {"epochs": epochs - retrain, "retrain_epochs": retrain}
 
     @staticmethod
     def planned_epochs(settings: PackNetSettings) -> int:
@@ -60,5 +60,5 @@ class PackNet(Isolated):
             yield Phase("train", dense.parameters(), settings.epochs, settings.lr)
         kept = largest_free(dense.weights(), ~network.bank.used, network.layout, network.keep)
         self.subnetwork = pruned = dense.pruned(kept)
-        if pruned.parameters():
+        if pruned.parameters() and settings.retrain_epochs:
             yield Phase("retrain", pruned.parameters(), settings.retrain_epochs, settings.retrain_lr)
