@@ -8,8 +8,9 @@
 What a step costs on a CPU depends on what is learned: masks change, gradients vanish, averages of them become numbers
 too small for the hardware to be fast with. So LeNet learns the ten digits of MNIST. On random images and labels its
 units die; those of a network with batch norm do not, and ResNet-18 has such images, too many to learn by heart. The
-variants take turns in every round of steps; times are medians over the rounds, and so is the ratio to the dense step of
-the same round. A dense step trains all weights of the same network through the same loop.
+variants take turns in every round of steps; times are medians over the rounds, and so are the ratios to the dense steps
+of the same round. A dense step trains all weights of the same network through the same loop: as one vector, as our
+dense methods have them, or as a tensor a layer, which saves putting the gradients together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from exssnet.train.optimizers import optimizer_factory
 from exssnet.train.steps import GraphSteps, Steps
 
 SHAPES = {"resnet18": ((3, 32, 32), 20), "lenet-300-100": ((1, 28, 28), 10)}
-KINDS = ("dense", "mask", "weights")
+DENSE = ("dense", "by layer")
+KINDS = (*DENSE, "mask", "weights")
 IMAGES = 50_000
 
 
@@ -56,6 +58,21 @@ class DenseSubnetwork(Subnetwork):
 
     def _learned(self) -> torch.Tensor:
         return self.weights
+
+
+class ByLayer(DenseSubnetwork):
+    """The same, a tensor for each layer."""
+
+    def __init__(self, scored: ScoredSubnetwork) -> None:
+        super().__init__(scored)
+        layers = scored.network.layers(self.weights.detach())
+        self._layers = {name: layer.clone().requires_grad_() for name, layer in layers.items()}
+
+    def layers(self) -> dict[str, torch.Tensor]:
+        return self._layers
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [*self._layers.values(), *super().parameters()[1:]]
 
 
 def images(network: str, device: str, count: int) -> TensorData:
@@ -98,8 +115,8 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
     method.network.execute(execution(options))
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
-    if kind == "dense":
-        method.subnetwork = DenseSubnetwork(scored)
+    if kind in DENSE:
+        method.subnetwork = DenseSubnetwork(scored) if kind == "dense" else ByLayer(scored)
     elif kind == "weights":
         method.subnetwork = WeightSubnetwork(scored, torch.ones_like(method.network.bank.used))
     phase = Phase(kind, method.subnetwork.parameters(), 1, options.lr)
@@ -166,11 +183,17 @@ def measure(options: argparse.Namespace) -> None:
     )
     rows = []
     for name, values in times.items():
-        ratio = statistics.median(a / b for a, b in zip(values, times["dense"], strict=True))
+        ratios = {}
+        for other in DENSE:
+            over = sorted(a / b for a, b in zip(values, times[other], strict=True))
+            middle = [over[round(share * (len(over) - 1))] for share in (0.1, 0.9)]
+            ratios[f"over_{other.replace(' ', '_')}"] = statistics.median(over)
+            ratios[f"over_{other.replace(' ', '_')}_80"] = middle  # of 80 % of the rounds
         milliseconds = statistics.median(values)
         rows.append({"variant": name, "ms": milliseconds, "lowest": min(values), "highest": max(values),
-                     "first_round_s": first[name], "over_dense": ratio})  # fmt: skip
-        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {ratio:.3f} × dense"
+                     "first_round_s": first[name], **ratios})  # fmt: skip
+        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})"
+              f"  {ratios['over_dense']:.3f} × dense, {ratios['over_by_layer']:.3f} × by layer"
               f"   first round {first[name]:.1f} s", flush=True)  # fmt: skip
     if options.json:
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}

@@ -63,7 +63,7 @@ def test_outputs_and_gradients_of_a_layer_are_those_of_a_plain_one(batch, bias):
             layer.weight.copy_(weight)
             if bias:
                 layer.bias.copy_(torch.arange(7))
-        layer.weight.mask = words
+        layer.weight.masked = linear.Masked(words)
         out = layer(inputs)
         out.square().sum().backward()
         found.append([out, inputs.grad, layer.weight.grad, *([layer.bias.grad] if bias else [])])
@@ -89,7 +89,7 @@ def test_where_it_does_not_pay_or_fit_the_product_is_dense(x, monkeypatch):
     calls = products(monkeypatch)
     _, _, words = drawn(1, 7, 200, 0.1, 1)
     layer = linear.MaskedLinear(200, 7)
-    layer.weight.mask = words
+    layer.weight.masked = linear.Masked(words)
     layer(x)
     torch.set_num_threads(2)
     layer(torch.zeros(64, 200))
@@ -104,7 +104,7 @@ def test_where_it_does_not_pay_or_fit_the_product_is_dense(x, monkeypatch):
 def test_an_input_of_another_type_is_refused_as_ever():
     _, _, words = drawn(1, 7, 200, 0.1, 1)
     layer = linear.MaskedLinear(200, 7)
-    layer.weight.mask = words
+    layer.weight.masked = linear.Masked(words)
     with pytest.raises(RuntimeError, match="dtype"):
         layer(torch.zeros(64, 200, dtype=torch.float64))
 
@@ -155,9 +155,9 @@ def test_without_numba_weights_are_learned_with_dense_products(monkeypatch):
 def test_masks_are_handed_out_only_where_they_help():
     network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
     given = ScoredSubnetwork(network, "task", 3).layers()
-    assert [name for name, weight in given.items() if weight.mask is not None] == [network.layout.layers[0].name]
+    assert [name for name, weight in given.items() if weight.masked is not None] == [network.layout.layers[0].name]
     dense = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3), density=0.5)
-    assert all(weight.mask is None for weight in ScoredSubnetwork(dense, "task", 3).layers().values())
+    assert all(weight.masked is None for weight in ScoredSubnetwork(dense, "task", 3).layers().values())
 
 
 def test_weights_that_somebody_keeps_keep_their_masks():
@@ -170,3 +170,71 @@ def test_weights_that_somebody_keeps_keep_their_masks():
     scored.scores.data.mul_(-1).add_(0.01)
     scored.layers()
     assert torch.equal(network.run(kept, scored.own, 3, x, training=False), before)
+
+
+def gradients_of(part, x, y, twice=False):
+    """The gradient of the scores after one backward pass, through the network once or twice."""
+    part.scores.grad = None
+    layers = part.layers()
+    logits = [
+        part.network.run(layers, part.own, 3, some, training=True) for some in ((x, x.flip(0)) if twice else (x,))
+    ]
+    sum(nn.functional.cross_entropy(some, y) for some in logits).backward()
+    return part.scores.grad
+
+
+def both_ways(seed=0):
+    """The same scores, computed plainly and as on a CPU, and a batch."""
+    parts = []
+    for execution in (PLAIN, CPU):
+        torch.manual_seed(seed)
+        network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
+        network.execute(execution)
+        parts.append(ScoredSubnetwork(network, "task", 3))
+    return *parts, torch.rand(64, 1, 28, 28), torch.arange(64) % 3
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_gradients_are_those_of_dense_products_also_where_a_layer_is_used_twice(twice, monkeypatch):
+    plain, ours, x, y = both_ways()
+    calls = products(monkeypatch)
+    found = gradients_of(ours, x, y, twice)
+    assert len(calls) == 1 + twice
+    assert torch.allclose(found, gradients_of(plain, x, y, twice), rtol=1e-4, atol=1e-7)
+
+
+def test_gradients_that_somebody_keeps_stay_and_those_of_two_passes_add_up():
+    _, ours, x, y = both_ways()
+    first = gradients_of(ours, x, y)
+    before = first.clone()
+    second = gradients_of(ours, x.flip(0), y)
+    assert torch.equal(first, before)
+    assert not torch.equal(second, before)
+    both = second.clone() + before
+    nn.functional.cross_entropy(ours.logits(x, training=True), y).backward()  # ours.scores.grad is `second`
+    assert torch.allclose(ours.scores.grad, both, rtol=1e-4, atol=1e-7)
+
+
+def test_a_backward_pass_after_a_later_forward_pass_has_the_gradients_of_its_own():
+    _, ours, x, y = both_ways()
+    wanted = gradients_of(ours, x, y).clone()
+    ours.scores.grad = None
+    early = nn.functional.cross_entropy(ours.logits(x, training=True), y)
+    late = nn.functional.cross_entropy(ours.logits(x.flip(0), training=True), y)
+    early.backward()
+    assert torch.allclose(ours.scores.grad, wanted, rtol=1e-4, atol=1e-7)
+    ours.scores.grad = None
+    late.backward()
+    assert torch.allclose(ours.scores.grad, gradients_of(both_ways()[0], x.flip(0), y), rtol=1e-4, atol=1e-7)
+
+
+def test_a_layers_gradient_that_somebody_keeps_stays():
+    _, ours, x, y = both_ways()
+    layers = ours.layers()
+    kept = []
+    next(iter(layers.values())).register_hook(kept.append)
+    nn.functional.cross_entropy(ours.network.run(layers, ours.own, 3, x, training=True), y).backward()
+    ours.scores.grad = None
+    before = kept[0].clone()
+    gradients_of(ours, x.flip(0), y)
+    assert torch.equal(kept[0], before)

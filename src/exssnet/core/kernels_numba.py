@@ -363,20 +363,33 @@ def _window(words: Any, at: Any, count: Any) -> Any:
 
 
 @jit
-def masked_product(inputs: Any, weights: Any, words: Any, width: Any, sums: Any, out: Any) -> Any:
-    """Add a layer's outputs for 64 examples to out [outputs · 64]; `sums` is room for as many numbers.
+def masked_product(x: Any, weights: Any, words: Any, width: Any, bias: Any, room: Any, whole: Any) -> Any:
+    """A layer's outputs for examples x [B · width], into whole [B · outputs]; weights are [outputs · width].
 
-    Inputs are [width · 64], weights [outputs · width].
+    Examples are taken 64 at a time, as columns. `room` is for those, the sums and the outputs, 64 of each.
     """
-    for block in range(0, width, BLOCK):
-        sums[:] = 0
-        stop = min(block + BLOCK, width)
-        for first in range(block, stop, WORD):  # of 64 inputs all outputs, while the inputs are in the cache
-            for row in range(len(weights) // width):
-                at = row * width + first
-                _add(sums, row, weights, at, inputs, first, _window(words, at, stop - first))
-        for number in range(len(out)):
-            out[number] += sums[number]
+    rows, count = len(weights) // width, len(x) // width
+    inputs, sums, out = room[: width * WORD], room[width * WORD : (width + rows) * WORD], room[(width + rows) * WORD :]
+    for begin in range(0, count, WORD):
+        some = min(count - begin, WORD)
+        for number in range(width):
+            for example in range(some):
+                inputs[number * WORD + example] = x[(begin + example) * width + number]
+            inputs[number * WORD + some : (number + 1) * WORD] = 0
+        for row in range(rows):
+            out[row * WORD : (row + 1) * WORD] = bias[row] if len(bias) else 0
+        for block in range(0, width, BLOCK):
+            sums[:] = 0
+            stop = min(block + BLOCK, width)
+            for first in range(block, stop, WORD):  # of 64 inputs all outputs, while the inputs are in the cache
+                for row in range(rows):
+                    at = row * width + first
+                    _add(sums, row, weights, at, inputs, first, _window(words, at, stop - first))
+            for number in range(len(out)):
+                out[number] += sums[number]
+        for example in range(some):
+            for row in range(rows):
+                whole[(begin + example) * rows + row] = out[row * WORD + example]
 
 
 # Learned values (learned_numba.py)

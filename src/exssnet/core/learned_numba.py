@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from exssnet.core.arrangement import Arrangement
 from exssnet.core.kernels_numba import read_values, write_values
-from exssnet.core.linear import masks_that_help, packed, with_masks
+from exssnet.core.linear import Masked, masks_that_help, packed, with_masks
 from exssnet.core.memory import Memory, in_one_piece
 
 
@@ -32,7 +32,7 @@ class LearnedWeights:
         self._inflows = np.zeros(len(starts), np.int64)  # where the layers' gradients are in memory
         pieces = layout.slices(mask)
         helping = masks_that_help(layout, pieces, [int(piece.count_nonzero()) for piece in pieces])
-        self._masks = [None if piece is None else packed(piece) for piece in helping]
+        self._masks = [None if piece is None else Masked(packed(piece)) for piece in helping]
         self._begin()
 
     def _begin(self) -> None:

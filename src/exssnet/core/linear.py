@@ -7,8 +7,8 @@ PyTorch computes in one thread of a CPU, going through those few is faster than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,13 @@ def packed(mask: Tensor) -> Numbers:
     return np.pad(bits, (0, -len(bits) % 8)).view("<u8")
 
 
+class Masked(NamedTuple):
+    """What a weight may come with: its mask, and room where its gradient is wanted; that may be none."""
+
+    bits: Numbers  # one for every weight that may not be zero
+    room: Callable[[], Tensor | None] = lambda: None
+
+
 def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int]) -> list[Any]:
     """None instead of the mask of a layer whose dense product is as fast; `counts` are the weights in each mask."""
     layers = zip(layout.layers, masks, counts, strict=True)
@@ -46,11 +53,11 @@ def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int])
     ]
 
 
-def with_masks(layout: Layout, weights: Iterable[Tensor], masks: Iterable[Numbers | None]) -> dict[str, Tensor]:
+def with_masks(layout: Layout, weights: Iterable[Tensor], masks: Iterable[Masked | None]) -> dict[str, Tensor]:
     """The weights by name, and with them their masks, which must be right for as long as the weights are used."""
     named = {}
     for layer, weight, mask in zip(layout.layers, weights, masks, strict=True):
-        weight.mask = mask  # type: ignore[attr-defined]
+        weight.masked = mask  # type: ignore[attr-defined]
         named[layer.name] = weight
     return named
 
@@ -59,12 +66,12 @@ class MaskedLinear(nn.Linear):
     """A Linear layer whose weight may come with a mask."""
 
     def forward(self, input: Tensor) -> Tensor:
-        mask = getattr(self.weight, "mask", None)
-        if mask is None or not self._pays(input):
+        masked = getattr(self.weight, "masked", None)
+        if masked is None or not self._pays(input):
             return super().forward(input)
         from exssnet.core.linear_numba import Product
 
-        out: Tensor = Product.apply(input, self.weight, self.bias, mask)  # type: ignore[no-untyped-call]
+        out: Tensor = Product.apply(input, self.weight, self.bias, masked)  # type: ignore[no-untyped-call]
         return out
 
     def _pays(self, input: Tensor) -> bool:

@@ -8,38 +8,42 @@ for bit, as long as the inputs are finite: a zero adds nothing.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from exssnet.core.kernels_numba import WORD, masked_product
-from exssnet.core.memory import Numbers
+from exssnet.core.linear import Masked
+from exssnet.core.memory import Numbers, aligned_zeros
+
+
+@cache
+def _room(numbers: int, dtype: Any) -> Numbers:
+    """The same memory for every product of a size: each is done before the next begins."""
+    return aligned_zeros(numbers, dtype)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Numbers) -> Tensor:
     """x [B, I] times the weight [O, I] transposed; the mask has a bit for every weight that may not be zero."""
     rows, width = weight.shape
-    weights = weight.detach().view(-1).numpy()
-    whole = x.new_empty(len(x), rows)
-    inputs, out, sums = x.new_empty(width, WORD), x.new_empty(rows, WORD), x.new_empty(rows * WORD).numpy()
-    for at in range(0, len(x), WORD):
-        examples = x[at : at + WORD]
-        inputs[:, : len(examples)] = examples.t()
-        inputs[:, len(examples) :] = 0
-        out[:] = 0 if bias is None else bias.view(-1, 1)
-        masked_product(inputs.view(-1).numpy(), weights, mask, width, sums, out.view(-1).numpy())
-        whole[at : at + WORD] = out.t()[: len(examples)]
-    return whole
+    out = x.new_empty(len(x), rows)
+    inputs, weights = (tensor.detach().reshape(-1).numpy() for tensor in (x, weight))
+    begin = _room(0, inputs.dtype) if bias is None else bias.detach().numpy()
+    room = _room((width + 2 * rows) * WORD, inputs.dtype)
+    masked_product(inputs, weights, mask, width, begin, room, out.view(-1).numpy())
+    return out
 
 
 class Product(torch.autograd.Function):
     """The gradients are dense: every score has one, also of a weight outside the mask."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Numbers) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, masked: Masked) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias, mask)
+        ctx.masked = masked
+        return product(x, weight, bias, masked.bits)
 
     @staticmethod
     def backward(ctx: Any, *inflows: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
@@ -47,7 +51,7 @@ class Product(torch.autograd.Function):
         (inflow,), (by_x, by_weight, by_bias, _) = inflows, ctx.needs_input_grad
         return (
             inflow @ weight if by_x else None,
-            inflow.t() @ x if by_weight else None,
+            torch.mm(inflow.t(), x, out=ctx.masked.room()) if by_weight else None,
             inflow.sum(0) if by_bias else None,
             None,
         )

@@ -48,17 +48,25 @@ def in_one_piece(tensors: Sequence[Tensor], parts: Sequence[Part], addresses: Nu
 
 
 class Memory:
-    """A vector, and the parts of it that are handed out as tensors."""
+    """A vector; it and the parts of it are handed out as tensors."""
 
     def __init__(self, parts: Sequence[Part], dtype: Any) -> None:
         ends = np.cumsum([prod(part.shape) for part in parts])
         self.vector = aligned_zeros(ends[-1], dtype)
         pieces = map(torch.from_numpy, np.split(self.vector, ends[:-1]))
         self._parts = [part.view(piece).numpy() for piece, part in zip(pieces, parts, strict=True)]
+        self._parts.append(self.vector.view())
         self._unheld = self._holders()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(map(torch.from_numpy, self._parts))
+        """All parts."""
+        return tuple(map(torch.from_numpy, self._parts[:-1]))
+
+    def part(self, number: int) -> Tensor:
+        return torch.from_numpy(self._parts[:-1][number])
+
+    def whole(self) -> Tensor:
+        return torch.from_numpy(self._parts[-1])
 
     @property
     def held(self) -> bool:

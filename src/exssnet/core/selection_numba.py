@@ -9,6 +9,7 @@ the band are put in order. Counts prove the masks exact; a layer where they do n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from exssnet.core.arrangement import Arrangement
 from exssnet.core.kernels_numba import FIRST, WORD, band_width, score_gradient, update_masks
-from exssnet.core.linear import masks_that_help, with_masks
+from exssnet.core.linear import Masked, masks_that_help, with_masks
 from exssnet.core.memory import Memory, Part, in_one_piece
 from exssnet.core.selection_cpu import CpuSelector
 
@@ -69,6 +70,7 @@ class CompiledSelector(CpuSelector):
             self._levels = self._scores.view(f"i{self._scores.itemsize}")  # positive floats are in order as integers
             self._near_levels = np.empty(len(self._near), self._levels.dtype)
         self.step += 1
+        self._given: set[int] = set()  # layers whose room for a gradient is taken
         arguments = (
             self._scores, self._levels, self._values, self._masked.vector, self._places, self._bits, self._layers,
             self._thresholds, self._moves, self._widths, self._known, self._near, self._near_levels,
@@ -82,9 +84,9 @@ class CompiledSelector(CpuSelector):
         """ds = sign(s) · w · dL/d(w⊙m), also for the weights outside the mask."""
         if step != self.step:  # there may have been other scores since
             return torch.cat([inflow.reshape(-1) for inflow in inflows]) * weights * scores.sign()
-        if self._gradients.held:
+        if not self._given and self._gradients.held:
             self._new_gradients()
-        kept = in_one_piece(inflows, self._parts, self._inflows)
+        kept = in_one_piece(inflows, self._parts, self._inflows)  # some may be in their room already
         if len(kept) == 1:  # one vector of all layers
             np.add(self._inflows[0], self._offsets, out=self._inflows)
         score_gradient(
@@ -92,7 +94,14 @@ class CompiledSelector(CpuSelector):
             self._gradients.vector,
         )  # fmt: skip
         del kept  # not earlier
-        return self._gradients.tensors()[0]
+        return self._gradients.whole()
+
+    def _room(self, layer: int) -> Tensor | None:
+        """Where a layer's gradient may be written, once a step: there it is turned into that of the scores."""
+        if layer in self._given or (not self._given and self._gradients.held):
+            return None
+        self._given.add(layer)
+        return self._gradients.part(layer)
 
     def _begin(self, weights: Tensor, parts: list[Part]) -> None:
         """As if no weight had been in a mask."""
@@ -106,7 +115,8 @@ class CompiledSelector(CpuSelector):
         words = self._layers[:, 2:4]
         self._bits = np.zeros((words[-1, 1], 3), np.uint64)  # of 64 weights each: in the mask, s < 0, s without a sign
         masks = [self._bits[first:last, 0] for first, last in words]
-        self._masks = masks_that_help(self.layout, masks, self._layers[:, 4])
+        helping = enumerate(masks_that_help(self.layout, masks, self._layers[:, 4]))
+        self._masks = [None if mask is None else Masked(mask, partial(self._room, layer)) for layer, mask in helping]
         self._masked = Memory(parts, self._values.dtype)
         self._ordered = np.empty(len(self._near), self._values.dtype)  # room for a layer's gradient in the plain order
         self._offsets = self._layers[:, 0] * self._values.itemsize  # where a layer begins in one vector, in bytes
@@ -114,7 +124,7 @@ class CompiledSelector(CpuSelector):
         self._new_gradients()
 
     def _new_gradients(self) -> None:
-        self._gradients = Memory(self._one_vector, self._values.dtype)
+        self._gradients = Memory([Part(layer.shape) for layer in self.layout.layers], self._values.dtype)
 
     def _find_thresholds(self) -> None:
         """Where the band was wrong; all layers' next bands are around the thresholds that they have now."""
