@@ -13,14 +13,17 @@ from tests.core.networks import mlp, task
 from tests.stopping import cut_after
 from torch import nn
 
+from exssnet.core import kernels, reference
 from exssnet.core.execution import CUDA, Execution
 from exssnet.core.kernels import has_triton
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.runner import _Form
+from exssnet.core.selection import keep_counts, select
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
+from exssnet.experiments.run import computing
 from exssnet.experiments.together import run_all
 from exssnet.methods import parse
 from exssnet.methods.supsup import MaskSettings
@@ -206,6 +209,57 @@ def test_a_convolution_that_is_used_twice_is_captured_right(way, monkeypatch):
     assert graph.tasks["a"].digests == plain.tasks["a"].digests
 
 
+class ConvolutionAsHead(nn.Module):
+    """A shared head with more outputs than the task has classes, and a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 20, 3, padding=1, bias=False), nn.Conv2d(20, 5, 1, bias=False)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x))).mean((2, 3))
+
+
+@pytest.mark.parametrize("way", ["bf16, narrow", "compiled"])
+def test_a_convolution_of_which_a_task_uses_a_part_is_captured_right(way, monkeypatch):
+    graph = learned_pictures(WAYS[way], ConvolutionAsHead())[0]
+    monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+    plain = learned_pictures(WAYS[way], ConvolutionAsHead())[0]
+    assert graph.tasks["a"].digests == plain.tasks["a"].digests
+
+
+@pytest.mark.parametrize("density", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_masks_that_are_kept_are_those_of_the_reference(density, ties):
+    draw = torch.Generator().manual_seed(0)
+    layout = MaskedNetwork(nn.Sequential(nn.Linear(90, 70), nn.ReLU(), nn.Linear(70, 11)), density).layout
+    scores = torch.randn(layout.size, generator=draw)
+    scores = scores.round(decimals=1) if ties else scores
+    wanted = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
+    assert torch.equal(select(scores.cuda(), layout, keep_counts(layout, density)).cpu(), wanted)
+
+
+def test_without_triton_a_run_learns_the_same_way(tmp_path, monkeypatch):
+    with_kernels, *_ = run_all(short_runs("convolutions", ["exssnet"], [0]), tmp_path / "with", [Listener()], 1000.0)
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+    monkeypatch.setattr("exssnet.experiments.run.has_triton", lambda: False)
+    config = short_runs("convolutions", ["exssnet"], [0])
+    assert config[0].compile == "off"
+    without, *_ = run_all(config, tmp_path / "without", [Listener()], 1000.0)
+    assert without["zero_forgetting"]["verified"]
+    assert without["average_accuracy"] > with_kernels["average_accuracy"] - 5
+
+
+def test_while_a_run_computes_fp32_is_fp32(tmp_path):
+    (config,) = short_runs("mlp", ["exssnet"], [0])
+    torch.set_float32_matmul_precision("high")
+    with computing(config):
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(training, monkeypatch):
     from exssnet.core import convolution_triton as kernels
@@ -274,7 +328,7 @@ def test_a_second_task_compiles_nothing(tmp_path):
         def task_ended(self, name, accuracies):
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
-    config = short_runs("convolutions", ["exssnet"], [7], tasks=5, batch_size=61)  # tasks of two classes each
+    config = short_runs("convolutions", ["exssnet+kkt"], [7], tasks=5, batch_size=61)  # tasks of two classes each
     run_all(config, tmp_path, [Counts()], 1000.0)
     assert graphs[0] > 0
     assert len(set(graphs)) == 1

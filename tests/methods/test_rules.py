@@ -373,6 +373,24 @@ def test_icarl_shares_its_places_among_all_classes():
         assert len(method.exemplars) == len(method.places)
 
 
+def test_icarl_keeps_the_first_of_the_herding_order_and_the_means_of_what_it_keeps():
+    method, trainer = made("icarl", buffer=20), None
+    trainer = Trainer(method, 0, TrainSettings(10))
+    trainer.learn(task(0))
+    first, places = method.exemplars.clone(), method.places.clone()
+    data = task(0).train
+    for label in range(3):  # those of a class are in the order in which they were herded
+        own = (data.labels == label).nonzero().view(-1)
+        features = nn.functional.normalize(method.network.features(data.batch(own)[0]))
+        order = own[herd(features, 20 // 3)]
+        assert torch.equal(first[places == label], data.examples(order))
+        nearest = nn.functional.normalize(features[herd(features, 20 // 3)].mean(0), dim=0)
+        assert torch.allclose(method.means[label], nearest, atol=1e-6)
+    trainer.learn(task(1))
+    for label in range(3):
+        assert torch.equal(method.exemplars[method.places == label], first[places == label][: 20 // 6])
+
+
 def test_an_individual_network_is_that_of_a_task_learned_alone():
     both, alone = made("individual", head="shared"), made("individual", head="shared")
     trainer = Trainer(both, 0, TrainSettings(10))

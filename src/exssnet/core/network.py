@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exssnet.core import initialise
+from exssnet.core import initialise, side
 from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
@@ -139,7 +139,8 @@ class MaskedNetwork:
         tensors = {**self.frozen, **self.buffers, **own, **shared}
         for name in (f"{self.partition.head}.weight", f"{self.partition.head}.bias"):
             if name in tensors and len(tensors[name]) > classes:
-                tensors[name] = tensors[name][:classes]  # a shared head may have more outputs than the task
+                # a shared head may have more outputs than the task
+                tensors[name] = side.joined(tensors[name][:classes])
         return tensors
 
     def logits(self, x: Tensor, task: str) -> Tensor:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,6 +133,25 @@ def beside(weight: Tensor, *read: Tensor) -> Iterator[Callable[[Tensor], Tensor]
         yield kept
     for tensor in read:
         tensor.record_stream(other)  # its memory must not be given to the main line meanwhile
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        join()
+        return gradients[0]
+
+
+def joined(tensor: Tensor) -> Tensor:
+    """The tensor; its gradient, made beside the main line, is waited for before anything is done with it."""
+    if not (tensor.is_cuda and tensor.requires_grad):
+        return tensor
+    same: Tensor = _Joined.apply(tensor)  # type: ignore[no-untyped-call]
+    return same
 
 
 def join() -> None:

@@ -11,7 +11,7 @@ from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
-CHUNK = 64  # inputs run through a subnetwork at once
+CHUNK = 64  # inputs run through a subnetwork at once on a CPU
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,12 @@ class Transfer:
 
 def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Transfer:
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
-    accuracies: dict[str, float] = {}
+    found = []
     for task in network.tasks:
-        features = torch.cat([network.features(chunk, task) for chunk in torch.split(x, CHUNK)])
-        accuracies[task] = knn_accuracy(features, y, classes, neighbours)
+        chunks = torch.split(x, len(x) if x.is_cuda else CHUNK)  # a GPU waits for the host, not for memory
+        features = torch.cat([network.features(chunk, task) for chunk in chunks])
+        found.append(_knn_accuracy(features, y, classes, neighbours))
+    accuracies = dict(zip(network.tasks, torch.stack(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
         best = None
@@ -36,9 +38,14 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:
     """Accuracy of a nearest-neighbour vote: the first 66 % are fitted, the rest scored; ties to the nearest."""
+    return float(_knn_accuracy(features, labels, classes, neighbours))
+
+
+def _knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Tensor:
+    """The same, where the features are: nobody waits for it."""
     fitted = len(features) * FIT_PERCENT // 100
     if fitted == 0 or fitted == len(features):
-        return 0.0
+        return torch.zeros((), dtype=torch.float64, device=features.device)
     known, asked = features[:fitted].float(), features[fitted:].float()
     distances = torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = _smallest(distances, min(neighbours, fitted))
@@ -47,7 +54,7 @@ def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int
     first = torch.where(votes > 0, ranks, votes.shape[1]).amin(1)  # rank of each class's nearest member
     # more votes win; among equals the class seen at the lower rank
     choice = (votes.sum(1) * (votes.shape[1] + 1) - first).argmax(1)
-    return float((choice == labels[fitted:]).double().mean())
+    return (choice == labels[fitted:]).double().mean()
 
 
 def _smallest(distances: Tensor, count: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from exssnet import randomness
 from exssnet.core.execution import CPU, CUDA, Execution
+from exssnet.core.kernels import has_triton
 from exssnet.core.runner import prepare_compiler
 from exssnet.data.task import Data, Outline, Stream, Task
 from exssnet.errors import InputError, RunError
@@ -85,6 +86,7 @@ def _execution(config: RunConfig) -> Execution:
     return replace(
         CUDA,
         autocast=torch.bfloat16 if config.precision == "bf16" else None,
+        narrow=CUDA.narrow if has_triton() else 0,
         compiled_batch=config.batch_size if config.compile == "on" else 0,
     )
 
@@ -268,8 +270,13 @@ def computing(config: RunConfig) -> Iterator[None]:
         always_the_same = torch.backends.cudnn.flags(
             enabled=True, benchmark=False, deterministic=True, allow_tf32=False
         )
-        with torch.cuda.device(config.device), always_the_same:
-            yield
+        products = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")  # fp32 means it: no TF32 in products either
+        try:
+            with torch.cuda.device(config.device), always_the_same:
+                yield
+        finally:
+            torch.set_float32_matmul_precision(products)
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)

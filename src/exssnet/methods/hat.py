@@ -63,7 +63,7 @@ class Hat(GatedDense):
     A weight's step is scaled by 1 − min(a_out, a_in), a being the largest attention of an earlier task. Where a layer's
     inputs are not the units of exactly one gated layer (images, residual sums, what no Sequential shows) it is scaled
     by 1 − a_out: all weights into a used unit are held. Attention strictly between 0 and 1 holds in part, so earlier
-    tasks move a little.
+    tasks move: how far is said in `docs/design/methods.md`.
     """
 
     name = "hat"
