@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from exssnet.methods import methods
 
 QUICK = ("--mask-epochs", "1", "--weight-epochs", "1", "--tasks", "2")
 
@@ -50,6 +53,32 @@ def test_several_heads_are_run_with_every_method_that_has_them(tmp_path):
         assert row in rows
     done = exssnet("run", "split-digits", *methods, "--head", "masked-test", *few, cwd=tmp_path)
     assert done.stderr == "exssnet: without head masked-test: exssnet (shared), packnet (task)\n"
+
+
+def test_all_methods_may_have_others_beside_them(tmp_path):
+    few = ("--epochs", "1", "--tasks", "2", "--json")
+    done = exssnet("run", "split-digits", "--method", "all,exssnet+kkt", *few, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)
+    assert [record["method"] for record in records] == [*methods(), "exssnet+kkt"]
+    assert {record["epochs"] for record in records} == {1}
+
+
+def test_what_one_of_several_runs_refuses_is_refused_before_the_first(tmp_path):
+    too_small = ("--method", "naive,icarl", "--head", "masked-test", "--buffer", "5")
+    done = exssnet("run", "split-digits", *too_small, "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "exssnet: buffer is 5.0, 5 examples for 10 classes: iCaRL needs one for each, give a larger --buffer\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    for options in (("--epochs", "1"), ("--epochs", "2")):
+        done = exssnet("run", "split-digits", "--method", "naive,ssnet", *options, "--seeds", "1", cwd=tmp_path)
+        if options[1] == "1":
+            shutil.rmtree(tmp_path / "runs/split-digits/naive")
+    assert done.returncode == 2
+    assert "another configuration" in done.stderr
+    assert not (tmp_path / "runs/split-digits/naive").exists()
 
 
 def test_json_prints_the_record_and_nothing_else(tmp_path):

@@ -363,18 +363,18 @@ def _window(words: Any, at: Any, count: Any) -> Any:
 
 
 @jit
-def masked_product(x: Any, weights: Any, words: Any, width: Any, bias: Any, room: Any, whole: Any) -> Any:
-    """A layer's outputs for examples x [B · width], into whole [B · outputs]; weights are [outputs · width].
+def masked_product(x: Any, weights: Any, words: Any, bias: Any, room: Any, whole: Any) -> Any:
+    """A layer's outputs for examples x [B, width], into whole [B, outputs]; weights are [outputs, width].
 
     Examples are taken 64 at a time, as columns. `room` is for those, the sums and the outputs, 64 of each.
     """
-    rows, count = len(weights) // width, len(x) // width
+    (rows, width), weights = weights.shape, weights.reshape(-1)
     inputs, sums, out = room[: width * WORD], room[width * WORD : (width + rows) * WORD], room[(width + rows) * WORD :]
-    for begin in range(0, count, WORD):
-        some = min(count - begin, WORD)
+    for begin in range(0, len(x), WORD):
+        some = min(len(x) - begin, WORD)
         for number in range(width):
             for example in range(some):
-                inputs[number * WORD + example] = x[(begin + example) * width + number]
+                inputs[number * WORD + example] = x[begin + example, number]
             inputs[number * WORD + some : (number + 1) * WORD] = 0
         for row in range(rows):
             out[row * WORD : (row + 1) * WORD] = bias[row] if len(bias) else 0
@@ -389,7 +389,7 @@ def masked_product(x: Any, weights: Any, words: Any, width: Any, bias: Any, room
                 out[number] += sums[number]
         for example in range(some):
             for row in range(rows):
-                whole[(begin + example) * rows + row] = out[row * WORD + example]
+                whole[begin + example, row] = out[row * WORD + example]
 
 
 # Learned values (learned_numba.py)

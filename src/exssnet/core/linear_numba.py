@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,12 +29,11 @@ def _room(numbers: int, dtype: Any) -> Numbers:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Numbers) -> Tensor:
     """x [B, I] times the weight [O, I] transposed; the mask has a bit for every weight that may not be zero."""
     rows, width = weight.shape
-    out = x.new_empty(len(x), rows)
-    inputs, weights = (tensor.detach().reshape(-1).numpy() for tensor in (x, weight))
+    inputs = np.ascontiguousarray(x.detach().numpy())
+    out = np.empty((len(inputs), rows), inputs.dtype)
     begin = _room(0, inputs.dtype) if bias is None else bias.detach().numpy()
-    room = _room((width + 2 * rows) * WORD, inputs.dtype)
-    masked_product(inputs, weights, mask, width, begin, room, out.view(-1).numpy())
-    return out
+    masked_product(inputs, weight.detach().numpy(), mask, begin, _room((width + 2 * rows) * WORD, inputs.dtype), out)
+    return torch.from_numpy(out)
 
 
 class Product(torch.autograd.Function):
