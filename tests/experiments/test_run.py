@@ -14,9 +14,10 @@ import yaml
 from tests.stopping import cut_after
 
 from exssnet.errors import DataError, InputError, RunError
+from exssnet.experiments import run as run_module
 from exssnet.experiments.benchmarks import recipes
 from exssnet.experiments.config import RunConfig, resolve
-from exssnet.experiments.run import prepare, run
+from exssnet.experiments.run import _Run, prepare, run
 from exssnet.train import Listener, Trainer
 
 SHORT = {"mask_epochs": 2, "weight_epochs": 2, "tasks": 3}
@@ -144,6 +145,28 @@ def test_evaluating_the_ends_only_gives_the_same_diagonal_and_last_row(tmp_path,
     drop = pytest.approx((full[0][0] - full[2][0] + full[1][1] - full[2][1]) / 2)
     assert record["forgetting_by_definition"]["avalanche"] == drop
     assert record["forgetting"] == (0 if method == "exssnet" else None)  # what is not proved is not known
+
+
+PROMISED = {"exssnet": True, "packnet": True, "ssnet": False, "er": False}
+
+
+@pytest.mark.parametrize("method", PROMISED)
+def test_tasks_that_cannot_have_changed_are_measured_when_learned_and_at_the_end(tmp_path, monkeypatch, method):
+    measured, accuracy = [], _Run._accuracy
+
+    def counted(self, index):
+        measured.append(index)
+        return accuracy(self, index)
+
+    monkeypatch.setattr(_Run, "_accuracy", counted)
+    few = {"epochs": 3, "tasks": 3}
+    found = run(resolve("split-digits", method, 0, **few), tmp_path)["accuracy_matrix"]
+    every_time = [0, 0, 1, 0, 1, 2]
+    assert measured == ([0, 1, 0, 1, 2] if PROMISED[method] else every_time)
+    measured.clear()
+    monkeypatch.setattr(run_module, "Isolated", type(None))  # nobody promises anything
+    assert run(resolve("split-digits", method, 0, **few), tmp_path / "again")["accuracy_matrix"] == found
+    assert measured == every_time
 
 
 def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
