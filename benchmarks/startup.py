@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from exssnet.experiments.run import device_name, versions
+
 COMMANDS = {
     "exssnet --help": ["-m", "exssnet", "--help"],
     "import torch": ["-c", "import torch"],
@@ -37,7 +39,8 @@ def main() -> None:
     over = statistics.median(times["import torch, exssnet.model"]) - statistics.median(times["import torch"])
     print(f"import over torch            {over:.2f} s; at most 0.5 wanted, and --help under 0.3")
     if options.json:
-        options.json.write_text(json.dumps({"seconds": times}, indent=1) + "\n")
+        record = {"seconds": times, "versions": versions(), "device": device_name("cpu")}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
