@@ -76,7 +76,7 @@ def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
 def _rank_first(scores: Tensor, bits: Tensor) -> Tensor:
     magnitudes, by_size = scores.abs().sort(descending=True, stable=True)
-    lent_first = by_size[bits[by_size].to(torch.uint8).sort(descending=True, stable=True).indices]
+    lent = bits[by_size]
     arranged = torch.empty_like(scores)
-    arranged[lent_first] = magnitudes
+    arranged[torch.cat([by_size[lent], by_size[~lent]])] = magnitudes
     return torch.where(scores < 0, -arranged, arranged)
