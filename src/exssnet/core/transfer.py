@@ -12,6 +12,7 @@ from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
 CHUNK = 64  # inputs run through a subnetwork at once on a CPU
+MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,21 @@ def _knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: in
 
 def _smallest(distances: Tensor, count: int) -> Tensor:
     """Where each row's smallest distances are, in order; equals by index, which a plain `topk` does not promise."""
+    return _keys(distances).topk(count, dim=1, largest=False, sorted=True).values & PLACE
+
+
+def _largest_first(values: Tensor) -> Tensor:
+    """Where the values of a vector are, by magnitude; equals by index. A stable sort of floats takes far longer."""
+    if values.dtype != torch.float32:
+        return values.abs().sort(descending=True, stable=True).indices
+    return (_keys(values) ^ MAGNITUDE << 32).sort().values & PLACE
+
+
+def _keys(values: Tensor) -> Tensor:
+    """Integers in the order of the values' magnitudes, those of equals in the order of their places along a row."""
     # the bits of floats from zero up are in the order of the floats; without its sign, a NaN is the largest
-    places = torch.arange(distances.shape[1], device=distances.device)
-    keys = ((distances.view(torch.int32) & 0x7FFFFFFF).long() << 32) | places
-    return keys.topk(count, dim=1, largest=False, sorted=True).values & 0xFFFFFFFF
+    places = torch.arange(values.shape[-1], device=values.device)
+    return ((values.view(torch.int32) & MAGNITUDE).long() << 32) | places
 
 
 def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
@@ -75,8 +87,8 @@ def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
 
 def _rank_first(scores: Tensor, bits: Tensor) -> Tensor:
-    magnitudes, by_size = scores.abs().sort(descending=True, stable=True)
+    by_size = _largest_first(scores)
     lent = bits[by_size]
     arranged = torch.empty_like(scores)
-    arranged[torch.cat([by_size[lent], by_size[~lent]])] = magnitudes
+    arranged[torch.cat([by_size[lent], by_size[~lent]])] = scores[by_size].abs()
     return torch.where(scores < 0, -arranged, arranged)
