@@ -21,9 +21,9 @@ from tune import first_tasks
 
 from exssnet.data import Task
 from exssnet.experiments.config import RunConfig, resolve, settings_from_text
-from exssnet.experiments.run import computing, device_name, prepare, versions
+from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
 from exssnet.experiments.together import each, how_many
-from exssnet.train import Listener, Trainer, TrainSettings, accuracy
+from exssnet.train import Listener, Trainer, accuracy
 
 
 def main() -> None:
@@ -72,8 +72,7 @@ def held_out(config: RunConfig, listener: Listener) -> dict[str, Any]:
     """Learn the stream; accuracies on its held-out examples, means over the tasks."""
     with computing(config):
         stream, method = prepare(config)
-        settings = TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
-        trainer = Trainer(method, config.seed, settings, listener)
+        trainer = Trainer(method, config.seed, train_settings(config), listener)
         tasks = [on(task, config.device) for task in stream]
 
         def measured(task: Task) -> float:

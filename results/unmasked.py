@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import mean
 
 from exssnet.experiments.config import resolve
-from exssnet.experiments.run import computing, device_name, prepare, versions
+from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
 from exssnet.methods.multitask import Multitask
-from exssnet.train import Trainer, TrainSettings, accuracy
+from exssnet.train import Trainer, accuracy
 
 
 def main() -> None:
@@ -35,9 +35,8 @@ def main() -> None:
     with computing(config):
         stream, method = prepare(config)
         assert isinstance(method, Multitask)
-        settings = TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
         tasks = [replace(task, train=task.train.to(config.device)) for task in stream]
-        Trainer(method, config.seed, settings).learn(method.together(tasks))
+        Trainer(method, config.seed, train_settings(config)).learn(method.together(tasks))
         found: dict[str, list[float]] = {"masked": [], "unmasked": []}
         for task, own in zip(tasks, method.outputs_of.slices, strict=True):
             test = task.test.to(config.device)

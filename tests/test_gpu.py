@@ -222,9 +222,10 @@ class ConvolutionAsHead(nn.Module):
 
 @pytest.mark.parametrize("way", ["bf16, narrow", "compiled"])
 def test_a_convolution_of_which_a_task_uses_a_part_is_captured_right(way, monkeypatch):
-    graph = learned_pictures(WAYS[way], ConvolutionAsHead())[0]
+    module = ConvolutionAsHead()
+    graph = learned_pictures(WAYS[way], module)[0]
     monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
-    plain = learned_pictures(WAYS[way], ConvolutionAsHead())[0]
+    plain = learned_pictures(WAYS[way], module)[0]
     assert graph.tasks["a"].digests == plain.tasks["a"].digests
 
 
@@ -250,7 +251,7 @@ def test_without_triton_a_run_learns_the_same_way(tmp_path, monkeypatch):
     assert without["average_accuracy"] > with_kernels["average_accuracy"] - 5
 
 
-def test_while_a_run_computes_fp32_is_fp32(tmp_path):
+def test_while_a_run_computes_fp32_is_fp32():
     (config,) = short_runs("mlp", ["exssnet"], [0])
     torch.set_float32_matmul_precision("high")
     with computing(config):

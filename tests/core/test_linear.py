@@ -183,11 +183,11 @@ def gradients_of(part, x, y, twice=False):
     return part.scores.grad
 
 
-def both_ways(seed=0):
+def both_ways():
     """The same scores, computed plainly and as on a CPU, and a batch."""
     parts = []
     for execution in (PLAIN, CPU):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
         network.execute(execution)
         parts.append(ScoredSubnetwork(network, "task", 3))

@@ -16,13 +16,14 @@ from exssnet.errors import ForgettingError, InputError
 from exssnet.experiments.config import resolve, resolve_all
 from exssnet.experiments.run import computing, prepare, run
 from exssnet.methods import describe, methods, parse, transfers
+from exssnet.methods.isolated import Isolated
 from exssnet.train import Trainer, accuracy, checkpoint
 from exssnet.train import loop as loop_module
 
 NAMES = [name + suffix for name in methods() for suffix in ("", "+kkt") if not suffix or transfers(name)]
 SHORT = {"mask_epochs": 6, "weight_epochs": 6, "epochs": 8, "retrain_epochs": 4, "buffer": 100.0}
 FEW = {"mask_epochs": 2, "weight_epochs": 1, "epochs": 2, "retrain_epochs": 1, "buffer": 30.0}
-PROVED = [name for name in NAMES if hasattr(parse(name)[0], "exclusive")]
+PROVED = [name for name in NAMES if issubclass(parse(name)[0], Isolated)]
 
 every_method = pytest.mark.parametrize("name", NAMES)
 every_head = pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_icarl_shares_its_places_among_all_classes():
 
 
 def test_icarl_keeps_the_first_of_the_herding_order_and_the_means_of_what_it_keeps():
-    method, trainer = made("icarl", buffer=20), None
+    method = made("icarl", buffer=20)
     trainer = Trainer(method, 0, TrainSettings(10))
     trainer.learn(task(0))
     first, places = method.exemplars.clone(), method.places.clone()

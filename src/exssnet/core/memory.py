@@ -55,18 +55,18 @@ class Memory:
         self.vector = aligned_zeros(ends[-1], dtype)
         pieces = map(torch.from_numpy, np.split(self.vector, ends[:-1]))
         self._parts = [part.view(piece).numpy() for piece, part in zip(pieces, parts, strict=True)]
-        self._parts.append(self.vector.view())
+        self._whole = self.vector.view()
         self._unheld = self._holders()
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All parts."""
-        return tuple(map(torch.from_numpy, self._parts[:-1]))
+        return tuple(map(torch.from_numpy, self._parts))
 
     def part(self, number: int) -> Tensor:
-        return torch.from_numpy(self._parts[:-1][number])
+        return torch.from_numpy(self._parts[number])
 
     def whole(self) -> Tensor:
-        return torch.from_numpy(self._parts[-1])
+        return torch.from_numpy(self._whole)
 
     @property
     def held(self) -> bool:
@@ -74,4 +74,5 @@ class Memory:
         return self._holders() != self._unheld
 
     def _holders(self) -> list[int]:
-        return list(map(sys.getrefcount, self._parts))  # a tensor's memory holds the array it was made of
+        # a tensor's memory holds the array it was made of
+        return list(map(sys.getrefcount, [*self._parts, self._whole]))

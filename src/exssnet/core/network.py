@@ -139,8 +139,7 @@ class MaskedNetwork:
         tensors = {**self.frozen, **self.buffers, **own, **shared}
         for name in (f"{self.partition.head}.weight", f"{self.partition.head}.bias"):
             if name in tensors and len(tensors[name]) > classes:
-                # a shared head may have more outputs than the task
-                tensors[name] = side.joined(tensors[name][:classes])
+                tensors[name] = side.joined(tensors[name][:classes])  # a shared head may have more outputs
         return tensors
 
     def logits(self, x: Tensor, task: str) -> Tensor:

@@ -47,6 +47,7 @@ class CompiledSelector(CpuSelector):
         self._near = np.empty(max(layer.size for layer in layout.layers), np.int32)  # places of the band's scores
         self._weights: Tensor | None = None
         self._scores_at = 0
+        self._given: set[int] = set()  # layers whose room for a gradient is taken in this step
         self.step = 0
 
     def masked_weights(self, scores: Tensor, weights: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class CompiledSelector(CpuSelector):
             self._levels = self._scores.view(f"i{self._scores.itemsize}")  # positive floats are in order as integers
             self._near_levels = np.empty(len(self._near), self._levels.dtype)
         self.step += 1
-        self._given: set[int] = set()  # layers whose room for a gradient is taken
+        self._given.clear()
         arguments = (
             self._scores, self._levels, self._values, self._masked.vector, self._places, self._bits, self._layers,
             self._thresholds, self._moves, self._widths, self._known, self._near, self._near_levels,

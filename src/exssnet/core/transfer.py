@@ -11,7 +11,7 @@ from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
-CHUNK = 64  # inputs run through a subnetwork at once on a CPU
+CHUNK = {"cpu": 64, "cuda": 1024}  # inputs run through a subnetwork at once; a GPU waits for the host
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -27,7 +27,7 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
     found = []
     for task in network.tasks:
-        chunks = torch.split(x, len(x) if x.is_cuda else CHUNK)  # a GPU waits for the host, not for memory
+        chunks = torch.split(x, CHUNK.get(x.device.type, CHUNK["cpu"]))
         features = torch.cat([network.features(chunk, task) for chunk in chunks])
         found.append(_knn_accuracy(features, y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.stack(found).tolist() if found else [], strict=True))

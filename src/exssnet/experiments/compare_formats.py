@@ -31,7 +31,8 @@ class Cell(NamedTuple):
 
     def parts(self) -> tuple[str, str]:
         """What is bold, and the rest."""
-        return (self.text, "") if "(" not in self.text else (self.text[: (at := self.text.index("("))], self.text[at:])
+        bold, bracket, rest = self.text.partition("(")
+        return bold, bracket + rest
 
 
 Cells = dict[str, Cell]  # by column

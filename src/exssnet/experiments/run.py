@@ -24,7 +24,6 @@ from exssnet.experiments import benchmarks, metrics
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.folder import RunFolder
 from exssnet.methods import Method, parse
-from exssnet.methods.isolated import Isolated
 from exssnet.models import build
 from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
 from exssnet.train.listener import Forwarding
@@ -63,7 +62,7 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
     """Stream and method of a configuration, on its device; everything that can be refused is refused here."""
     kind, _ = parse(config.method)
     settings = kind.settings_type(**config.settings)
-    _train_settings(config)
+    train_settings(config)
     if config.compile == "on":
         prepare_compiler()
     stream = benchmarks.stream(config)
@@ -92,7 +91,8 @@ def _execution(config: RunConfig) -> Execution:
     )
 
 
-def _train_settings(config: RunConfig) -> TrainSettings:
+def train_settings(config: RunConfig) -> TrainSettings:
+    """How a run trains, as its configuration says."""
     if config.select == "best" and not config.validation:
         raise InputError("select 'best' needs a validation part: give a share of the training data, --validation 0.1")
     return TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
@@ -113,7 +113,7 @@ class _Run:
         self._checkpoint_seconds = checkpoint_seconds
         self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
         self.trainer = Trainer(
-            method, config.seed, _train_settings(config), _Logged(folder, listener), self._save_if_due
+            method, config.seed, train_settings(config), _Logged(folder, listener), self._save_if_due
         )
 
     def finish(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class _Run:
         started = time.perf_counter()
         last = learned.index + 1 == len(self.stream)
         first = 0 if self.config.evaluate == "all" or last else learned.index
-        same = isinstance(self.method, Isolated) and self.method.exclusive and first == 0 and not last
+        same = self.method.exclusive and self.config.evaluate == "all" and not last
         row = self.rows[-1][:] if same and self.rows else []
         row += [self._accuracy(index) for index in range(first + len(row), learned.index + 1)]
         self.seconds[-1]["evaluation"] = time.perf_counter() - started

@@ -57,10 +57,10 @@ def refuse_early(configs: Sequence[RunConfig], out: Path) -> None:
         return
     for config in configs:
         RunFolder(out, config).check()
-    for config in {config.folder.parent: config for config in configs}.values():
-        if RunFolder(out, config).results() is None:
-            with computing(config):
-                prepare(config)
+    unfinished = [config for config in configs if RunFolder(out, config).results() is None]
+    for config in {config.folder.parent: config for config in unfinished}.values():
+        with computing(config):
+            prepare(config)
 
 
 def run_all(

@@ -54,6 +54,7 @@ class Method(ABC):
     heads: ClassVar[tuple[str, ...]] = ("shared", "task")  # which outputs a task has; the first is the usual one
 
     joint: ClassVar[bool] = False  # whether it learns all tasks at once: then it has `together`
+    exclusive: ClassVar[bool] = False  # whether earlier tasks are promised, and checked with each new one, to stay
     remembers: ClassVar[bool] = False  # whether it keeps examples: then the data must be in memory
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from exssnet.methods.base import Method, bits
 class Isolated(Method):
     """One network whose tasks are masks: what earlier tasks use is no parameter of a later one."""
 
-    exclusive: ClassVar[bool] = True  # whether earlier tasks are promised to stay as they are
+    exclusive = True
 
     def __init__(
         self, module: nn.Module, settings: Any, seed: int, head: str = "shared", outline: Outline | None = None, *,
