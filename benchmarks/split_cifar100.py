@@ -65,6 +65,9 @@ def main() -> None:
     spent = {name: sum(task.get(name, 0.0) for task in tasks) / len(records) for name in tasks[0]}
     share = 100 * sum(task["evaluation"] for task in tasks) / sum(inside)
     accuracies = [record["average_accuracy"] for record in records]
+    borrowing = [task for record in records if record["config"]["settings"]["kkt"]
+                 for task in record["seconds"]["tasks"][1:]]  # fmt: skip
+    transfer = [100 * task["setup"] / (task["mask"] + task["weights"]) for task in borrowing]
     print(f"{options.runs} runs of 5 × ({options.epochs} + {options.epochs}) epochs, {records[0]['device']}")
     print(
         f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s a run; the process ended after {ended:.1f} s"
@@ -72,11 +75,14 @@ def main() -> None:
     print(f"start-up {wall - max(inside):.1f} s, then the longest run {max(inside):.1f} s")
     print(f"in a run {sum(inside) / len(inside):.1f} s: " + ", ".join(f"{n} {s:.1f} s" for n, s in spent.items()))
     print(f"evaluation {share:.2f} % of a run; average accuracy {sum(accuracies) / len(accuracies):.2f} %")
+    if transfer:
+        print(f"KKT {min(transfer):.2f} to {max(transfer):.2f} % of its task's training")
     if options.json:
         record = {
             "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches, "wall_s": wall,
             "process_s": ended, "wall_s_a_run": wall / options.runs, "in_run_s": inside,
-            "spent_s": spent, "evaluation_percent": share, "accuracies": accuracies, "versions": versions(),
+            "spent_s": spent, "evaluation_percent": share, "kkt_percent": transfer,
+            "accuracies": accuracies, "versions": versions(),
             "device": device_name("cuda"), "config": records[0]["config"],
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -153,6 +153,7 @@ BAD = {
     "bad epochs": (["--mask-epochs", "0"], "mask_epochs is 0"),
     "bad rate": (["--lr", "-1"], "lr is -1.0"),
     "bad decay": (["--weight-decay", "-1"], "weight_decay is -1.0"),
+    "unknown schedule": (["--schedule", "cosin"], "unknown schedule 'cosin': did you mean cosine?"),
     "bad batch": (["--batch-size", "0"], "batch_size is 0"),
     "bad validation": (["--validation", "1.5"], "validation is 1.5"),
     "bad width": (["--width", "-1"], "width"),

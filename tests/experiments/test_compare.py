@@ -207,7 +207,7 @@ def test_records_from_before_a_setting_existed_stand_with_those_that_have_its_de
     folder = put("exssnet", [90.0, 92.0])
     file = folder / "a/split-mnist/exssnet/seed-1/results.json"
     record = json.loads(file.read_text())
-    for later in ("weight_decay", "evaluate"):
+    for later in ("weight_decay", "schedule", "evaluate"):
         del record["config"][later]
     file.write_text(json.dumps(record))
     assert [row.seeds for row in rows(folder)] == [2]

@@ -1,10 +1,11 @@
-"""Named optimizers are torch's, with the decay that was asked for."""
+"""Named optimizers and schedules are torch's, with the decay that was asked for."""
 
 import pytest
 import torch
 
 from exssnet.errors import InputError
-from exssnet.train.optimizers import optimizer_factory
+from exssnet.train import TrainSettings
+from exssnet.train.optimizers import SCHEDULES, optimizer_factory, schedule_of
 
 CASES = {
     "adam": ("adam", None, lambda p: torch.optim.Adam(p, 0.01)),
@@ -43,3 +44,35 @@ def test_a_decay_that_is_none_is_refused(decay):
 def test_an_optimizer_of_the_users_own_takes_no_decay():
     with pytest.raises(InputError, match="one of your own brings its decay along"):
         optimizer_factory(lambda parameters, lr: torch.optim.Adam(parameters, lr), 0.1)
+
+
+def plateau(optimizer):
+    """What the published code had beside the cosine."""
+    waits = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min")
+    accuracies = iter(range(1, 1000))
+    return lambda: waits.step(next(accuracies))
+
+
+TORCHS = {
+    "cosine": lambda o, epochs: [torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs).step],
+    "constant": lambda o, epochs: [],
+    "published": lambda o, epochs: [torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs).step, plateau(o)],
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("epochs", [1, 12, 50])
+def test_a_named_schedule_has_the_rates_of_torchs(name, epochs):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    steps = TORCHS[name](optimizer, epochs)
+    for epoch in range(epochs):
+        wanted = optimizer.param_groups[0]["lr"]
+        assert schedule_of(name)(0.1, epoch, epochs) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+        optimizer.step()
+        for step in steps:
+            step()
+
+
+def test_a_schedule_that_is_none_is_refused():
+    with pytest.raises(InputError, match="unknown schedule 'zigzag': choose one of constant, cosine, published"):
+        TrainSettings(schedule="zigzag")

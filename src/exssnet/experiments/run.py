@@ -95,7 +95,7 @@ def train_settings(config: RunConfig) -> TrainSettings:
     """How a run trains, as its configuration says."""
     if config.select == "best" and not config.validation:
         raise InputError("select 'best' needs a validation part: give a share of the training data, --validation 0.1")
-    return TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay)
+    return TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay, config.schedule)
 
 
 class _Run:

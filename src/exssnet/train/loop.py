@@ -23,7 +23,7 @@ from exssnet.methods.base import Method, Phase
 from exssnet.train.checkpoint import part
 from exssnet.train.evaluate import accuracy
 from exssnet.train.listener import EpochReport, Listener
-from exssnet.train.optimizers import OptimizerFactory, cosine, optimizer_factory
+from exssnet.train.optimizers import OptimizerFactory, optimizer_factory, schedule_of
 from exssnet.train.steps import GraphSteps, Steps, capturable
 
 SELECTS = ("last", "best")
@@ -38,6 +38,7 @@ class TrainSettings:
     optimizer: str | OptimizerFactory = "adam"
     select: str = "last"
     weight_decay: float | None = None  # None: what the optimizer usually has
+    schedule: str = "cosine"  # of the rate, over each phase
 
     def __post_init__(self) -> None:
         if type(self.batch_size) is not int or self.batch_size < 1:
@@ -45,6 +46,7 @@ class TrainSettings:
         if self.select not in SELECTS:
             raise InputError(f"select is '{self.select}': choose one of {', '.join(SELECTS)}")
         self.factory()
+        schedule_of(self.schedule)
 
     def factory(self) -> OptimizerFactory:
         return optimizer_factory(self.optimizer, self.weight_decay)
@@ -107,9 +109,10 @@ class Trainer:
         kind = GraphSteps if capturable(self.method, task.train, isinstance(self.settings.optimizer, str)) else Steps
         steps = kind(self.method, task.train, phase, at.optimizer, self.settings.batch_size)
         self.listener.phase_started(phase.name, phase.epochs, done)
+        schedule = schedule_of(self.settings.schedule)
         for epoch in range(done, phase.epochs):
             started = time.perf_counter()
-            lr = cosine(phase.lr, epoch, phase.epochs)
+            lr = schedule(phase.lr, epoch, phase.epochs)
             loss, correct = self._epoch(steps, task, phase, epoch, lr)
             validation = None
             if task.validation is not None:
