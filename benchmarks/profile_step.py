@@ -8,7 +8,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from step import KINDS, cudnn, images, parse, steps_of
+from step import DENSE, MASKED, cudnn, images, parse, steps_of
 
 STEPS = 20
 
@@ -24,7 +24,7 @@ def busy_time(intervals: list[tuple[float, float]]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", default="mask", choices=KINDS)
+    parser.add_argument("--kind", default="mask", choices=[*DENSE["cuda"], *MASKED])
     parser.add_argument("--rows", type=int, default=30)
     options = parse(parser)
     if options.device != "cuda":

@@ -10,7 +10,7 @@ too small for the hardware to be fast with. So LeNet learns the ten digits of MN
 units die; those of a network with batch norm do not, and ResNet-18 has such images, too many to learn by heart. The
 variants take turns in every round of steps; times are medians over the rounds, and so are the ratios to the dense steps
 of the same round. A dense step trains all weights of the same network through the same loop: as one vector, as our
-dense methods have them, or as a tensor a layer, which saves putting the gradients together.
+dense methods have them, or, on a CPU, as a tensor a layer, which saves putting the gradients together.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from exssnet.train.optimizers import optimizer_factory
 from exssnet.train.steps import GraphSteps, Steps
 
 SHAPES = {"resnet18": ((3, 32, 32), 20), "lenet-300-100": ((1, 28, 28), 10)}
-DENSE = ("dense", "by layer")
-KINDS = (*DENSE, "mask", "weights")
+DENSE = {"cpu": ("dense", "by layer"), "cuda": ("dense",)}
+MASKED = ("mask", "weights")
 IMAGES = 50_000
 
 
@@ -115,8 +115,10 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
     method.network.execute(execution(options))
     scored = ScoredSubnetwork(method.network, "task", classes)
     method.subnetwork = scored
-    if kind in DENSE:
-        method.subnetwork = DenseSubnetwork(scored) if kind == "dense" else ByLayer(scored)
+    if kind == "dense":
+        method.subnetwork = DenseSubnetwork(scored)
+    elif kind == "by layer":
+        method.subnetwork = ByLayer(scored)
     elif kind == "weights":
         method.subnetwork = WeightSubnetwork(scored, torch.ones_like(method.network.bank.used))
     phase = Phase(kind, method.subnetwork.parameters(), 1, options.lr)
@@ -161,7 +163,8 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     data = images(options.network, options.device, IMAGES)
-    found = {kind: steps_of(kind, options, data) for kind in KINDS}
+    dense = DENSE[options.device]
+    found = {kind: steps_of(kind, options, data) for kind in (*dense, *MASKED)}
     times: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}
     for number in range(options.rounds + 1):
@@ -184,7 +187,7 @@ def measure(options: argparse.Namespace) -> None:
     rows = []
     for name, values in times.items():
         ratios = {}
-        for other in DENSE:
+        for other in dense:
             over = sorted(a / b for a, b in zip(values, times[other], strict=True))
             middle = [over[round(share * (len(over) - 1))] for share in (0.1, 0.9)]
             ratios[f"over_{other.replace(' ', '_')}"] = statistics.median(over)
@@ -192,8 +195,8 @@ def measure(options: argparse.Namespace) -> None:
         milliseconds = statistics.median(values)
         rows.append({"variant": name, "ms": milliseconds, "lowest": min(values), "highest": max(values),
                      "first_round_s": first[name], **ratios})  # fmt: skip
-        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})"
-              f"  {ratios['over_dense']:.3f} × dense, {ratios['over_by_layer']:.3f} × by layer"
+        over = ", ".join(f"{ratios[f'over_{other}'.replace(' ', '_')]:.3f} × {other}" for other in dense)
+        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {over}"
               f"   first round {first[name]:.1f} s", flush=True)  # fmt: skip
     if options.json:
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}

@@ -1,5 +1,9 @@
 """Our kernels against the reference and torch: on a GPU, or where there is none in Triton's interpreter."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
 import pytest
 import torch
 from tests.parts import need
@@ -11,8 +15,10 @@ from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop
 
 need("triton", "the kernels' own tests need Triton: pip install triton")
 
+import triton  # noqa: E402
+
 from exssnet.core import convolution_triton as convolutions  # noqa: E402
-from exssnet.core import selection_triton  # noqa: E402
+from exssnet.core import jit_triton, selection_triton  # noqa: E402
 from exssnet.core.learned_triton import LearnedOnGpu  # noqa: E402
 from exssnet.core.loss_triton import CrossEntropy, count  # noqa: E402
 from exssnet.core.selection_triton import TritonSelector  # noqa: E402
@@ -273,3 +279,24 @@ def test_convolutions_equal_torchs(inputs, outputs, height, width, kernel, strid
         assert ours.is_contiguous(memory_format=torch.channels_last)
         assert (ours.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
     assert torch.equal(convolutions.forward(x, weight, stride, padding), found[0])
+
+
+def test_modules_of_one_name_are_loaded_apart_in_several_threads():
+    """Python gives the callers one object, as it does with a launcher that is loaded for the second time."""
+    shared = ModuleType("launcher")
+
+    def load(name, path):
+        shared.launch = path
+        time.sleep(0.0005)  # another thread's turn
+        return shared
+
+    assert (load("launcher", "one").launch, load("launcher", "two")) == ("one", shared)
+    apart = jit_triton._apart(load)
+    paths = [str(number % 5) for number in range(100)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda path: apart("launcher", path), paths))
+    assert [module.launch for module in found] == paths
+
+
+def test_tritons_launchers_are_loaded_apart():
+    assert triton.runtime.build._load_module_from_path.__wrapped__.__module__ == "triton.runtime.build"

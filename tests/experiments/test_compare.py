@@ -204,7 +204,7 @@ def test_what_belongs_to_one_run_does_not_split_a_row(put, field):
 
 
 def test_records_from_before_a_setting_existed_stand_with_those_that_have_its_default(put):
-    folder = put("exssnet", [90.0, 92.0])
+    folder = put("exssnet", [90.0, 92.0], config={"schedule": "cosine"})
     file = folder / "a/split-mnist/exssnet/seed-1/results.json"
     record = json.loads(file.read_text())
     for later in ("weight_decay", "schedule", "evaluate"):

@@ -110,6 +110,20 @@ def test_a_last_batch_of_one_is_left_out_since_batch_statistics_need_two():
     assert list(method.network.tasks) == ["task-0"]
 
 
+@pytest.mark.parametrize(("schedule", "rates"), [("constant", [0.01, 0.01]), ("cosine", [0.01, 0.005])])
+def test_the_rate_follows_the_schedule_over_every_phase(schedule, rates):
+    heard = []
+
+    class Ear(Listener):
+        def epoch_ended(self, report):
+            heard.append(report.lr)
+
+    settings = MaskSettings(density=0.2, mask_epochs=2, weight_epochs=2, lr=0.01, weight_lr=0.01)
+    method = parse("exssnet")[0](mlp(), settings, seed=0)
+    Trainer(method, 0, TrainSettings(schedule=schedule), Ear()).learn(task(0))
+    assert heard == pytest.approx(rates + rates)
+
+
 def test_listeners_hear_tasks_phases_and_epochs_in_order():
     heard = []
 

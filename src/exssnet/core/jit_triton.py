@@ -1,5 +1,7 @@
 """`triton.jit` with a type, so that what it decorates can be checked; and launches that can be rehearsed.
 
+Kernels are compiled and loaded in several threads, which Triton's loading of launchers does not stand (`_apart`).
+
 A network has dozens of kernels. Each is compiled when it is first launched, one after the other. In a rehearsal
 launches only ask for the compilation. Threads compile all of them side by side, beside what comes after the rehearsal;
 the first real launch of a kernel waits for it.
@@ -12,17 +14,40 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
-from functools import cache
+from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+import triton.runtime.build
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 _rehearsing = ContextVar("rehearsing", default=False)
 _lock = threading.Lock()
 _coming: dict[int, dict[Any, Future[None]]] = {}  # by kernel: its forms that are being made
+
+
+def _apart(load: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    """A loader of C modules that gives every caller names of its own.
+
+    Triton 3.6 calls each kernel's launcher `__triton_launcher`. A file that Python loads for the second time goes into
+    the module that has the name then: two threads get the same one, and one of them finds the other's `launch` in it.
+    """
+    turn = threading.Lock()
+
+    @wraps(load)
+    def loaded(name: str, path: str) -> SimpleNamespace:
+        with turn:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    return loaded
+
+
+_load = getattr(triton.runtime.build, "_load_module_from_path", None)
+if _load is not None:
+    triton.runtime.build._load_module_from_path = _apart(_load)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

@@ -11,7 +11,7 @@ from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
-CHUNK = {"cpu": 64, "cuda": 1024}  # inputs run through a subnetwork at once; a GPU waits for the host
+CHUNK = {"cpu": 64, "cuda": 500}  # inputs run through a subnetwork at once; on a GPU as many as in an evaluation
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -27,14 +27,26 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
     found = []
     for task in network.tasks:
-        chunks = torch.split(x, CHUNK.get(x.device.type, CHUNK["cpu"]))
-        features = torch.cat([network.features(chunk, task) for chunk in chunks])
-        found.append(_knn_accuracy(features, y, classes, neighbours))
+        found.append(_knn_accuracy(_features(network, x, task), y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.stack(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
         best = None
     return Transfer(best, accuracies)
+
+
+def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
+    """The features of all inputs, chunk by chunk.
+
+    A GPU's kernels are made for a number of inputs. There all chunks have the same, whose kernels the evaluation before
+    has made: the last one begins with inputs of the one before.
+    """
+    size = CHUNK.get(x.device.type, CHUNK["cpu"])
+    pieces = []
+    for done in range(0, len(x), size):
+        start = max(min(done, len(x) - size), 0) if x.is_cuda else done
+        pieces.append(network.features(x[start : done + size], task)[done - start :])
+    return torch.cat(pieces)
 
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:

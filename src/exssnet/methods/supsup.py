@@ -84,7 +84,7 @@ class SupSup(Isolated):
 
     def first_scores(self, task: Task) -> Tensor:
         """KKT: fresh scores, or those that start from the mask of the earlier task that fits best."""
-        fresh = initialise.fresh_scores(self.network.layout, self.seed, task.name)
+        fresh = initialise.fresh_scores(self.network.layout, self.seed, task.name).to(self.network.device)
         draw = randomness.generator(self.seed, "kkt", task.name)
         index = torch.randperm(len(task.train), generator=draw)[: self.settings.kkt_samples]
         x, y = task.train.batch(index.to(task.train.device))
