@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from tests.core.networks import examples, mlp, task
 
 from exssnet import Model
-from exssnet.core import reference
+from exssnet.core import reference, transfer
 from exssnet.core.initialise import fresh_scores
 from exssnet.core.layout import Layer, Layout
+from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import select
 from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
 from exssnet.data import TensorData
@@ -85,11 +86,27 @@ def test_a_lender_must_beat_chance(monkeypatch, right, lends):
     y = torch.arange(200) % 2
     seen = y.clone()
     seen[132 : 132 + 68 - right] = 1 - y[132 : 132 + 68 - right]  # features that mislead about so many
-    features = iter(torch.split(seen[:, None].float(), 64))
-    monkeypatch.setattr(type(model._method.network), "features", lambda *_: next(features))
-    found = find_lender(model._method.network, torch.zeros(200, 12), y, classes=2)
+    monkeypatch.setattr(type(model._method.network), "features", lambda _, x, task: x)
+    found = find_lender(model._method.network, seen[:, None].float(), y, classes=2)
     assert found.accuracies == {"first": pytest.approx(right / 68)}
     assert (found.lender == "first") == lends
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 128, 200])
+def test_features_are_made_in_chunks_of_one_size(monkeypatch, count):
+    model, sizes = Model(mlp(), density=0.2, seed=0), []
+    model.learn("first", examples(0), epochs=(1, 0))
+    network, plain = model._method.network, MaskedNetwork.features
+
+    def watched(network, x, task):
+        sizes.append(len(x))
+        return plain(network, x, task)
+
+    x = torch.randn(count, 12, generator=torch.Generator().manual_seed(0))
+    wanted = network.features(x, "first")
+    monkeypatch.setattr(MaskedNetwork, "features", watched)
+    torch.testing.assert_close(transfer._features(network, x, "first"), wanted)
+    assert sizes == [min(count, 64)] * -(-count // 64)
 
 
 def test_the_first_task_has_nobody_to_borrow_from():

@@ -38,13 +38,13 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
 def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
     """The features of all inputs, chunk by chunk.
 
-    A GPU's kernels are made for a number of inputs. There all chunks have the same, whose kernels the evaluation before
-    has made: the last one begins with inputs of the one before.
+    All chunks have the same size, for which on a GPU an evaluation has had the kernels made: the last one begins with
+    inputs of the one before.
     """
     size = CHUNK.get(x.device.type, CHUNK["cpu"])
     pieces = []
     for done in range(0, len(x), size):
-        start = max(min(done, len(x) - size), 0) if x.is_cuda else done
+        start = max(min(done, len(x) - size), 0)
         pieces.append(network.features(x[start : done + size], task)[done - start :])
     return torch.cat(pieces)
 
