@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from exssnet.experiments.run import device_name, versions
+from transfer import trained
 
 CACHES = {"EXSSNET_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
@@ -65,9 +66,9 @@ def main() -> None:
     spent = {name: sum(task.get(name, 0.0) for task in tasks) / len(records) for name in tasks[0]}
     share = 100 * sum(task["evaluation"] for task in tasks) / sum(inside)
     accuracies = [record["average_accuracy"] for record in records]
-    borrowing = [task for record in records if record["config"]["settings"]["kkt"]
+    borrowing = [task for record in records if record["config"]["settings"].get("kkt")
                  for task in record["seconds"]["tasks"][1:]]  # fmt: skip
-    transfer = [100 * task["setup"] / (task["mask"] + task["weights"]) for task in borrowing]
+    transfer = [100 * task["setup"] / trained(task) for task in borrowing]
     print(f"{options.runs} runs of 5 × ({options.epochs} + {options.epochs}) epochs, {records[0]['device']}")
     print(
         f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s a run; the process ended after {ended:.1f} s"

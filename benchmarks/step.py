@@ -186,17 +186,16 @@ def measure(options: argparse.Namespace) -> None:
     )
     rows = []
     for name, values in times.items():
-        ratios = {}
+        ratios, said = {}, []
         for other in dense:
-            over = sorted(a / b for a, b in zip(values, times[other], strict=True))
-            middle = [over[round(share * (len(over) - 1))] for share in (0.1, 0.9)]
-            ratios[f"over_{other.replace(' ', '_')}"] = statistics.median(over)
-            ratios[f"over_{other.replace(' ', '_')}_80"] = middle  # of 80 % of the rounds
+            over, key = sorted(a / b for a, b in zip(values, times[other], strict=True)), other.replace(" ", "_")
+            ratios[f"over_{key}"] = statistics.median(over)
+            ratios[f"over_{key}_80"] = [over[round(s * (len(over) - 1))] for s in (0.1, 0.9)]  # of 80 % of the rounds
+            said.append(f"{ratios[f'over_{key}']:.3f} × {other}")
         milliseconds = statistics.median(values)
         rows.append({"variant": name, "ms": milliseconds, "lowest": min(values), "highest": max(values),
                      "first_round_s": first[name], **ratios})  # fmt: skip
-        over = ", ".join(f"{ratios[f'over_{other}'.replace(' ', '_')]:.3f} × {other}" for other in dense)
-        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {over}"
+        print(f"{name:8} {milliseconds:8.3f} ms ({min(values):.3f} to {max(values):.3f})  {', '.join(said)}"
               f"   first round {first[name]:.1f} s", flush=True)  # fmt: skip
     if options.json:
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}

@@ -1,25 +1,25 @@
 """How firmly HAT holds what a task uses, and what happens if it holds all of it.
 
-    python results/attention.py split-cifar100 --samples-per-class 100 --epochs 10 --device cpu --json FILE
+    python results/attention.py split-cifar100 --json FILE
 
 Attention is seldom quite 0 or 1. A weight between two units with the attention a takes 1 − a of every later step, which
-over thousands of steps is a long way also where a is 0.99. Two runs side by side: HAT as it is, and one that after each
-task holds every unit whole whose attention is above a millionth.
+over thousands of steps is a long way also where a is 0.99. Two runs: HAT as it is, and one that after each task holds
+every unit whole whose attention is above a millionth.
 """
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.metrics import average_accuracy, forgetting
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
-from exssnet.experiments.together import each, how_many
 from exssnet.methods.hat import Hat
-from exssnet.train import Listener, Trainer, accuracy
+from exssnet.train import Trainer, accuracy
 
 NEAR = 1e-6
 
@@ -35,55 +35,48 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     given = {"samples_per_class": options.samples_per_class, "epochs": options.epochs, "device": options.device}
-    held = {"as it is": False, "whole": True}
-    configs = [resolve(options.benchmark, "hat", options.seed, **given) for _ in held]
-    whole = {id(config): value for config, value in zip(configs, held.values(), strict=True)}
-
-    def one(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        return looked_into(config, listener, whole=whole[id(config)])
-
-    runs = each(one, configs, [Listener() for _ in configs], how_many("auto", configs))
-    print(f"HAT on {options.benchmark}, seed {options.seed}, {configs[0].settings['epochs']} epochs a task")
-    for name, run in zip(held, runs, strict=True):
+    config = resolve(options.benchmark, "hat", options.seed, **given)
+    print(f"HAT on {options.benchmark}, seed {options.seed}, {config.settings['epochs']} epochs a task")
+    record: dict[str, Any] = {"config": asdict(config), "versions": versions(), "device": device_name(config.device)}
+    for name, whole in (("as it is", False), ("whole", True)):
+        record[name] = run = learn_and_measure(config, whole=whole)
         print(f"\nused units held {name}: accuracy of each task when learned, and at the end")
-        for number, (task, end) in enumerate(zip(run["tasks"], run["accuracies"][-1], strict=True), start=1):
-            print(f"task {number}: {task['accuracy']:.2f} %, {end:.2f} %; uses {task['uses']:.1f} % of the units; "
-                  f"held in part {task['in part']:.1f} % of them, by {100 * task['hold']:.1f} %")  # fmt: skip
-        print(f"average accuracy {run['average_accuracy']:.2f} %, forgetting {run['forgetting']:.2f}")
+        for number, task in enumerate(run["tasks"], start=1):
+            print(
+                f"task {number}: {task['learned']:.2f} %, {task['end']:.2f} %; uses {task['used_percent']:.1f} %; "
+                f"{task['loose_percent']:.1f} % of that with less than 1, {task['loose_attention']:.3f} on average"
+            )
+        print(f"average accuracy {run['average_accuracy']:.2f} %, forgetting {run['forgetting']:.2f}", flush=True)
     if options.json:
-        facts = {"config": configs[0].settings | given | {"seed": options.seed, "benchmark": options.benchmark}}
-        record = facts | dict(zip(held, runs, strict=True))
-        record |= {"versions": versions(), "device": device_name(configs[0].device)}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def looked_into(config: RunConfig, listener: Listener, *, whole: bool) -> dict[str, Any]:
+def learn_and_measure(config: RunConfig, *, whole: bool) -> dict[str, Any]:
     """Learn the stream; of each task how much it uses and how firmly that is held, and all accuracies."""
+    tasks: list[dict[str, float]] = []
+    matrix: list[list[float]] = []
     with computing(config):
         stream, method = prepare(config)
         assert isinstance(method, Hat)
-        trainer = Trainer(method, config.seed, train_settings(config), listener)
-        tasks = [replace(t, train=t.train.to(config.device), test=t.test.to(config.device)) for t in stream]
-        rows, accuracies = [], []
-        for task in tasks:
-            trainer.learn(task)
-            own = torch.sigmoid(method.settings.s_max * method.gates.detach()) > NEAR
-            loose = own & (method.used < 1 - NEAR)
-            hold = method.used[loose].mean().item() if loose.any() else 1.0
+        trainer = Trainer(method, config.seed, train_settings(config))
+        learned = []
+        for task in stream:
+            trainer.learn(replace(task, train=task.train.to(config.device)))
+            used = torch.sigmoid(method.settings.s_max * method.gates.detach()) > NEAR
+            loose = used & (method.used < 1 - NEAR)
+            tasks.append({
+                "used_percent": 100 * used.float().mean().item(),
+                "loose_percent": 100 * loose.sum().item() / max(used.sum().item(), 1),
+                "loose_attention": method.used[loose].mean().item() if loose.any() else 1.0,
+            })  # fmt: skip
             if whole:
                 method.used = torch.where(method.used > NEAR, 1.0, method.used)
-            accuracies.append([
-                accuracy(lambda x, name=earlier.name: method.logits(x, name), earlier.test)
-                for earlier in tasks[: task.index + 1]
-            ])  # fmt: skip
-            rows.append({
-                "uses": 100 * own.float().mean().item(), "in part": (100 * loose.sum() / own.sum()).item(),
-                "hold": hold, "accuracy": accuracies[-1][-1],
-            })  # fmt: skip
-    end = accuracies[-1]
-    lost = [row["accuracy"] - now for row, now in zip(rows, end, strict=True)][:-1]
-    return {"tasks": rows, "accuracies": accuracies, "average_accuracy": sum(end) / len(end),
-            "forgetting": sum(lost) / len(lost)}  # fmt: skip
+            learned.append((task.name, task.test.to(config.device)))
+            matrix.append([accuracy(lambda x, name=name: method.logits(x, name), test) for name, test in learned])
+    for number, found in enumerate(tasks):
+        found |= {"learned": matrix[number][number], "end": matrix[-1][number]}
+    return {"tasks": tasks, "accuracy_matrix": matrix, "average_accuracy": average_accuracy(matrix),
+            "forgetting": forgetting([[*row, *[None] * (len(matrix) - len(row))] for row in matrix])}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ from tests.core.networks import mlp, task
 from tests.stopping import cut_after
 from torch import nn
 
-from exssnet.core import kernels, reference
+from exssnet.core import kernels, reference, transfer
 from exssnet.core.execution import CUDA, Execution
 from exssnet.core.kernels import has_triton
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.runner import _Form
 from exssnet.core.selection import keep_counts, select
+from exssnet.core.transfer import scores_from_mask
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
 from exssnet.errors import InputError
@@ -238,6 +239,25 @@ def test_masks_that_are_kept_are_those_of_the_reference(density, ties):
     scores = scores.round(decimals=1) if ties else scores
     wanted = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
     assert torch.equal(select(scores.cuda(), layout, keep_counts(layout, density)).cpu(), wanted)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_scores_that_start_from_a_mask_are_the_same_as_on_a_cpu(ties):
+    layout = MaskedNetwork(build("resnet18", (3, 32, 32), 20), 0.1, 0).layout
+    draw = torch.Generator().manual_seed(0)
+    fresh = torch.randn(layout.size, generator=draw)
+    if ties:
+        fresh = (8 * fresh).round()
+    mask = torch.rand(layout.size, generator=draw) < 0.1
+    found = scores_from_mask(fresh.cuda(), mask.cuda(), layout)
+    assert torch.equal(found.cpu(), scores_from_mask(fresh, mask, layout))
+
+
+def test_the_chunks_of_kkts_sample_give_the_features_of_the_whole():
+    network = learned(WAYS["plain"], mlp)
+    x = torch.randn(640, 12, generator=torch.Generator().manual_seed(0)).cuda()
+    for name in network.tasks:
+        torch.testing.assert_close(transfer._features(network, x, name), network.features(x, name))
 
 
 def test_without_triton_a_run_learns_the_same_way(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from exssnet.core.execution import EVALUATED
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.data.inputs import as_data, as_inputs, count_classes
@@ -18,7 +19,6 @@ from exssnet.errors import InputError
 from exssnet.methods import parse
 from exssnet.methods.supsup import MaskSettings, SupSup
 from exssnet.train import Listener, Trainer, TrainSettings, accuracy
-from exssnet.train.evaluate import BATCH
 from exssnet.train.optimizers import OptimizerFactory
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Model:
         network = self._method.network
         inputs = as_inputs(x).to(network.device)
         network.check_input(inputs[:1], network.task(task).classes)
-        return torch.cat([network.logits(batch, task) for batch in torch.split(inputs, BATCH)])
+        return torch.cat([network.logits(batch, task) for batch in torch.split(inputs, EVALUATED)])
 
     def probabilities(self, x: Array, task: str) -> Tensor:
         """Softmax of the outputs [N, classes]."""

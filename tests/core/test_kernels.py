@@ -1,8 +1,10 @@
 """Our kernels against the reference and torch: on a GPU, or where there is none in Triton's interpreter."""
 
-import time
+import shutil
+import subprocess
+import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ need("triton", "the kernels' own tests need Triton: pip install triton")
 import triton  # noqa: E402
 
 from exssnet.core import convolution_triton as convolutions  # noqa: E402
-from exssnet.core import jit_triton, selection_triton  # noqa: E402
+from exssnet.core import selection_triton  # noqa: E402
 from exssnet.core.learned_triton import LearnedOnGpu  # noqa: E402
 from exssnet.core.loss_triton import CrossEntropy, count  # noqa: E402
 from exssnet.core.selection_triton import TritonSelector  # noqa: E402
@@ -281,22 +283,43 @@ def test_convolutions_equal_torchs(inputs, outputs, height, width, kernel, strid
     assert torch.equal(convolutions.forward(x, weight, stride, padding), found[0])
 
 
-def test_modules_of_one_name_are_loaded_apart_in_several_threads():
-    """Python gives the callers one object, as it does with a launcher that is loaded for the second time."""
-    shared = ModuleType("launcher")
-
-    def load(name, path):
-        shared.launch = path
-        time.sleep(0.0005)  # another thread's turn
-        return shared
-
-    assert (load("launcher", "one").launch, load("launcher", "two")) == ("one", shared)
-    apart = jit_triton._apart(load)
-    paths = [str(number % 5) for number in range(100)]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda path: apart("launcher", path), paths))
-    assert [module.launch for module in found] == paths
+LAUNCHER = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *none) { return PyLong_FromLong(NUMBER); }
+static PyMethodDef methods[] = {{"launch", launch, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "a_launcher", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_a_launcher(void) { return PyModule_Create(&module); }
+"""
 
 
-def test_tritons_launchers_are_loaded_apart():
-    assert triton.runtime.build._load_module_from_path.__wrapped__.__module__ == "triton.runtime.build"
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    """C modules of one name, as Triton makes them; each one's `launch` says its number."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler: install gcc")
+    include, files = sysconfig.get_paths()["include"], []
+    for number in range(4):
+        folder = tmp_path_factory.mktemp("launcher")
+        (folder / "a.c").write_text(LAUNCHER.replace("NUMBER", str(number)))
+        files.append(str(folder / "a_launcher.so"))
+        subprocess.run(["gcc", "-shared", "-fPIC", f"-I{include}", folder / "a.c", "-o", files[-1]], check=True)
+    return files
+
+
+def mixed_up(load, files):
+    """How often threads that load modules get another one's `launch`."""
+    numbers = [number % len(files) for number in range(4000)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda number: load("a_launcher", files[number]).launch(), numbers))
+    finally:
+        sys.setswitchinterval(before)
+    return sum(one != two for one, two in zip(found, numbers, strict=True))
+
+
+def test_launchers_of_one_name_are_loaded_apart_in_several_threads(launchers):
+    load = triton.runtime.build._load_module_from_path
+    assert mixed_up(load.__wrapped__, launchers) > 0  # else there would be nothing to do
+    assert mixed_up(load, launchers) == 0

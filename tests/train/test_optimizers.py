@@ -61,13 +61,14 @@ TORCHS = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("epochs", [1, 12, 50])
+@pytest.mark.parametrize("epochs", [1, 12, 50, 100])
 def test_a_named_schedule_has_the_rates_of_torchs(name, epochs):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     steps = TORCHS[name](optimizer, epochs)
     for epoch in range(epochs):
         wanted = optimizer.param_groups[0]["lr"]
-        assert schedule_of(name)(0.1, epoch, epochs) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+        # the plateau makes no cut of less than 1e-8
+        assert schedule_of(name)(0.1, epoch, epochs) == pytest.approx(wanted, rel=1e-6, abs=1e-8)
         optimizer.step()
         for step in steps:
             step()

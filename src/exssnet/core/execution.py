@@ -20,6 +20,8 @@ class Execution:
     structure: str = ""  # networks that give the same name here are built alike, and share what is compiled
 
 
+EVALUATED = 500  # inputs in a batch that is not trained on; on a GPU kernels depend on how many there are
+
 PLAIN = Execution()
 CPU = Execution(channels_last=True, masked_linear=True)
 CUDA = Execution(torch.bfloat16, channels_last=True, channel_multiple=8, narrow=192, compiled_batch=64)

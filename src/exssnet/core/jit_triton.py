@@ -30,10 +30,11 @@ _coming: dict[int, dict[Any, Future[None]]] = {}  # by kernel: its forms that ar
 
 
 def _apart(load: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
-    """A loader of C modules that gives every caller names of its own.
+    """A loader of C modules that gives every caller what it loaded, whatever other threads load.
 
     Triton 3.6 calls each kernel's launcher `__triton_launcher`. A file that Python loads for the second time goes into
     the module that has the name then: two threads get the same one, and one of them finds the other's `launch` in it.
+    Triton 3.9 has one launcher for all kernels; it loads other modules so, which the turn does no harm.
     """
     turn = threading.Lock()
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exssnet.core.execution import EVALUATED
 from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
-CHUNK = {"cpu": 64, "cuda": 500}  # inputs run through a subnetwork at once; on a GPU as many as in an evaluation
+CHUNK = {"cpu": 64, "cuda": EVALUATED}  # inputs run through a subnetwork at once
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 

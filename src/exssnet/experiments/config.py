@@ -40,7 +40,7 @@ class RunConfig:
     batch_size: int = 64
     optimizer: str = "adam"
     weight_decay: float | None = None  # None: what the optimizer usually has
-    schedule: str = "cosine"  # of the rate, over each phase: constant, or the published one
+    schedule: str = "cosine"  # of the rate, over each phase: cosine, constant or published
     select: str = "last"
     evaluate: str = "all"  # after each task all tasks so far; `ends`: the new one, and all of them at the end
     device: str = "auto"

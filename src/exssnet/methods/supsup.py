@@ -85,6 +85,9 @@ class SupSup(Isolated):
     def first_scores(self, task: Task) -> Tensor:
         """KKT: fresh scores, or those that start from the mask of the earlier task that fits best."""
         fresh = initialise.fresh_scores(self.network.layout, self.seed, task.name).to(self.network.device)
+        if not self.network.tasks:
+            self.transfers[task.name] = Transfer(None, {})
+            return fresh
         draw = randomness.generator(self.seed, "kkt", task.name)
         index = torch.randperm(len(task.train), generator=draw)[: self.settings.kkt_samples]
         x, y = task.train.batch(index.to(task.train.device))

@@ -71,9 +71,10 @@ def cosine(lr: float, epoch: int, epochs: int) -> float:
 
 
 def published(lr: float, epoch: int, epochs: int) -> float:
-    """The paper's code: a cosine, and a tenth of it after every 11 epochs that did not bring a lower accuracy.
+    """A cosine, of which a tenth is left after the first 12 epochs, and after every 11 that follow.
 
-    It tells `ReduceLROnPlateau` accuracies and to look for a lower one, and the first is the lowest.
+    The paper's code shows `ReduceLROnPlateau` accuracies and has it wait for a lower one. The first is taken to be the
+    lowest here.
     """
     return cosine(lr, epoch, epochs) * 0.1 ** (max(epoch - 1, 0) // 11)
 
