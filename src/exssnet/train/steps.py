@@ -6,6 +6,7 @@ optimizer, the counters. Captured, the host's part of an epoch is a permutation,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,7 @@ from exssnet.methods.base import Batch, Method, Phase
 from exssnet.train.turns import lending_the_turn
 
 WARM_UPS = 2
+STRETCH = 32  # captured steps that are launched before the host waits for those before
 _rehearsed: set[tuple[type[Method], str, int, torch.device]] = set()  # by method, phase, batch size and device
 
 
@@ -85,13 +87,30 @@ class GraphSteps(Steps):
         self._at.zero_()
         self.total.zero_()
         with lending_the_turn():
-            for number, size in enumerate(self.sizes, start=1):
-                self._graphs[size].replay()
-                progress(number / len(self.sizes))
-            # blocking: no core is kept busy with waiting
-            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            end.record()
+            self._replay(progress)
+
+    def _replay(self, progress: Callable[[float], None]) -> None:
+        """All steps of the epoch, at most two stretches ahead of the GPU.
+
+        Progress is then that of the GPU, and what another run launches does not stand in line behind an epoch.
+        """
+        ahead: deque[tuple[int, torch.cuda.Event]] = deque()
+
+        def wait() -> None:
+            done, end = ahead.popleft()
             end.synchronize()
+            progress(done / len(self.sizes))
+
+        for begin in range(0, len(self.sizes), STRETCH):
+            stretch = self.sizes[begin : begin + STRETCH]
+            for size in stretch:
+                self._graphs[size].replay()
+            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # no core is busy with waiting
+            end.record()
+            ahead.append((begin + len(stretch), end))
+            if len(ahead) == 2:
+                wait()
+        wait()
 
     def _rehearse(self, sizes: list[int]) -> None:
         """Have the kernels of all steps compiled, beside what the compiler does when the first of them is captured."""
