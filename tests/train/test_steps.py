@@ -1,9 +1,13 @@
 """Captured steps without a GPU: the order of launches, waits and progress."""
 
+import gc
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tests.core.networks import mlp, task
 
+from exssnet.core import side
 from exssnet.methods import parse
 from exssnet.methods.base import Phase
 from exssnet.methods.supsup import MaskSettings
@@ -54,3 +58,17 @@ def test_steps_are_launched_a_little_ahead_of_the_gpu_and_progress_is_the_gpus(c
     assert gpu.most_ahead <= 2 * STRETCH
     assert heard == [(made / count, made) for _, made in heard]  # of what was made, and no more
     assert [made for _, made in heard] == [*range(STRETCH, count, STRETCH), count]
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_while_a_step_is_captured_the_garbage_collector_waits(collecting, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    try:
+        (gc.enable if collecting else gc.disable)()
+        with pytest.raises(ValueError, match="in a step"), side.capture(None, None):
+            assert not gc.isenabled()
+            raise ValueError("in a step")
+        assert gc.isenabled() == collecting
+    finally:
+        gc.enable()

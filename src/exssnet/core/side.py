@@ -12,6 +12,7 @@ line.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,12 +73,18 @@ def capture(graph: torch.cuda.CUDAGraph, line: torch.cuda.Stream) -> Iterator[No
 
     cuBLAS has one working memory for each stream. That of the line would be part of every graph, and graphs that are
     replayed at the same time would write over each other's sums; so a graph gets one of its own.
+
+    The garbage collector waits: what it finds may be an old graph, and to give its memory back would end the capture.
     """
     torch._C._cuda_clearCublasWorkspaces()
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         with torch.cuda.graph(graph, stream=line, capture_error_mode="thread_local"):
             yield
     finally:
+        if collecting:
+            gc.enable()
         _second.begun = None  # it is of this graph
         torch._C._cuda_clearCublasWorkspaces()
 
