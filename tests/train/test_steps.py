@@ -64,11 +64,17 @@ def test_steps_are_launched_a_little_ahead_of_the_gpu_and_progress_is_the_gpus(c
 def test_while_a_step_is_captured_the_garbage_collector_waits(collecting, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    seen = []
+
+    def fails():
+        with side.capture(None, None):
+            seen.append(gc.isenabled())
+            raise ValueError("in a step")
+
     try:
         (gc.enable if collecting else gc.disable)()
-        with pytest.raises(ValueError, match="in a step"), side.capture(None, None):
-            assert not gc.isenabled()
-            raise ValueError("in a step")
-        assert gc.isenabled() == collecting
+        with pytest.raises(ValueError, match="in a step"):
+            fails()
+        assert [*seen, gc.isenabled()] == [False, collecting]
     finally:
         gc.enable()
