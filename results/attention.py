@@ -76,7 +76,7 @@ def learn_and_measure(config: RunConfig, *, whole: bool) -> dict[str, Any]:
     for number, found in enumerate(tasks):
         found |= {"learned": matrix[number][number], "end": matrix[-1][number]}
     return {"tasks": tasks, "accuracy_matrix": matrix, "average_accuracy": average_accuracy(matrix),
-            "forgetting": forgetting([[*row, *[None] * (len(matrix) - len(row))] for row in matrix])}  # fmt: skip
+            "forgetting": forgetting(matrix)}  # fmt: skip
 
 
 if __name__ == "__main__":

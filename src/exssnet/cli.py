@@ -190,12 +190,7 @@ def run(
         float | None, typer.Option(help="The recipe's, or 0; with adamw 0.01.", rich_help_panel=METHOD)
     ] = None,
     schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the rate, over a phase: cosine, constant or published.",
-            show_default="cosine",
-            rich_help_panel=METHOD,
-        ),
+        str | None, typer.Option(help="Rate over a phase: cosine, constant or published.", rich_help_panel=METHOD)
     ] = None,
     select: Annotated[
         str | None, typer.Option(help="Keep the last epoch, or the best on --validation.", rich_help_panel=METHOD)

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
-from tests.parts import need
+from tests.parts import missing, need
 from torch import nn
 
 from exssnet.core import reference
@@ -295,9 +296,9 @@ PyMODINIT_FUNC PyInit_a_launcher(void) { return PyModule_Create(&module); }
 @pytest.fixture(scope="module")
 def launchers(tmp_path_factory):
     """C modules of one name, as Triton makes them; each one's `launch` says its number."""
-    if shutil.which("gcc") is None:
-        pytest.skip("needs a C compiler: install gcc")
     include, files = sysconfig.get_paths()["include"], []
+    if shutil.which("gcc") is None or not Path(include, "Python.h").exists():
+        missing("needs a C compiler and Python's headers: install gcc and python3-dev")
     for number in range(4):
         folder = tmp_path_factory.mktemp("launcher")
         (folder / "a.c").write_text(LAUNCHER.replace("NUMBER", str(number)))

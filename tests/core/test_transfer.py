@@ -92,7 +92,10 @@ def test_a_lender_must_beat_chance(monkeypatch, right, lends):
     assert (found.lender == "first") == lends
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 128, 200])
+CHUNK = transfer.CHUNK["cpu"]
+
+
+@pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 8])
 def test_features_are_made_in_chunks_of_one_size(monkeypatch, count):
     model, sizes = Model(mlp(), density=0.2, seed=0), []
     model.learn("first", examples(0), epochs=(1, 0))
@@ -106,7 +109,7 @@ def test_features_are_made_in_chunks_of_one_size(monkeypatch, count):
     wanted = network.features(x, "first")
     monkeypatch.setattr(MaskedNetwork, "features", watched)
     torch.testing.assert_close(transfer._features(network, x, "first"), wanted)
-    assert sizes == [min(count, 64)] * -(-count // 64)
+    assert sizes == [min(count, CHUNK)] * -(-count // CHUNK)
 
 
 def test_the_first_task_has_nobody_to_borrow_from():

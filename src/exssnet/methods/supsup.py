@@ -71,7 +71,7 @@ class SupSup(Isolated):
         return settings.mask_epochs
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        scores = self.first_scores(task) if self.settings.kkt else None
+        scores = self.first_scores(task) if self.settings.kkt and self.network.tasks else None
         self.subnetwork = scored = ScoredSubnetwork(self.network, task.name, task.train.classes, scores)
         yield Phase("mask", scored.parameters(), self.settings.mask_epochs, self.settings.lr)
         if self.settings.kkt and self.settings.kkt_start == "scores":
@@ -85,9 +85,6 @@ class SupSup(Isolated):
     def first_scores(self, task: Task) -> Tensor:
         """KKT: fresh scores, or those that start from the mask of the earlier task that fits best."""
         fresh = initialise.fresh_scores(self.network.layout, self.seed, task.name).to(self.network.device)
-        if not self.network.tasks:
-            self.transfers[task.name] = Transfer(None, {})
-            return fresh
         draw = randomness.generator(self.seed, "kkt", task.name)
         index = torch.randperm(len(task.train), generator=draw)[: self.settings.kkt_samples]
         x, y = task.train.batch(index.to(task.train.device))
