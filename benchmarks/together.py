@@ -19,6 +19,7 @@ import torch
 
 from exssnet.data import TensorData
 from exssnet.experiments.run import device_name, versions
+from exssnet.experiments.together import MOST  # and with it as many connections to the GPU as runs have
 from exssnet.train.turns import taking_turns
 from step import cudnn, images, parse, steps_of
 
@@ -49,12 +50,14 @@ def main() -> None:
     options = parse(parser)
     if options.device != "cuda" or options.single:
         parser.error("needs a CUDA device, and captured steps")
-    with cudnn(options):
-        measure(options)
-
-
-def measure(options: argparse.Namespace) -> None:
     numbers = [int(number) for number in options.runs.split(",")]
+    if max(numbers) > MOST:
+        parser.error(f"at most {MOST} runs at a time")
+    with cudnn(options):
+        measure(options, numbers)
+
+
+def measure(options: argparse.Namespace, numbers: list[int]) -> None:
     data = images(options.network, "cuda", options.steps * options.batch_size)
     runs = [Run(options, data) for _ in range(max(numbers))]
     times: dict[int, list[float]] = {number: [] for number in numbers}

@@ -253,11 +253,21 @@ def test_scores_that_start_from_a_mask_are_the_same_as_on_a_cpu(ties):
     assert torch.equal(found.cpu(), scores_from_mask(fresh, mask, layout))
 
 
-def test_the_chunks_of_kkts_sample_give_the_features_of_the_whole():
+def test_the_chunks_of_kkts_sample_give_the_features_of_the_whole(monkeypatch):
+    monkeypatch.setitem(transfer.CHUNK, "cuda", 300)
     network = learned(WAYS["plain"], mlp)
     x = torch.randn(640, 12, generator=torch.Generator().manual_seed(0)).cuda()
     for name in network.tasks:
         torch.testing.assert_close(transfer._features(network, x, name), network.features(x, name))
+
+
+@pytest.mark.parametrize(("way", "sizes"), [("bf16, narrow", [500, 500]), ("bf16, filled", [640])])
+def test_kkt_takes_the_evaluations_batches_where_kernels_depend_on_their_size(way, sizes, monkeypatch):
+    network, seen = learned_pictures(WAYS[way])[0], []
+    monkeypatch.setattr(network, "features", lambda x, task: seen.append(len(x)) or x)
+    x = torch.zeros(640, 1, device="cuda")
+    assert len(transfer._features(network, x, "a")) == 640
+    assert seen == sizes
 
 
 def test_without_triton_a_run_learns_the_same_way(tmp_path, monkeypatch):

@@ -92,6 +92,17 @@ def test_a_lender_must_beat_chance(monkeypatch, right, lends):
     assert (found.lender == "first") == lends
 
 
+def test_candidates_are_scored_several_at_once_as_one_by_one(monkeypatch):
+    model = Model(mlp(), density=0.2, seed=0)
+    for number in range(5):
+        model.learn(f"task {number}", examples(number), epochs=(1, 0))
+    network, (x, y) = model._method.network, planted(1)
+    wanted = {name: knn_accuracy(network.features(x, name), y, 2) for name in network.tasks}
+    assert len(set(wanted.values())) > 1
+    monkeypatch.setattr(transfer, "CANDIDATES", 2)
+    assert find_lender(network, x, y, classes=2).accuracies == wanted
+
+
 CHUNK = transfer.CHUNK["cpu"]
 
 

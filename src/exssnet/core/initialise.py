@@ -39,15 +39,15 @@ def hashed_signs(layout: Layout, seed: int) -> Tensor:
 def fresh_scores(layout: Layout, seed: int, task: str) -> Tensor:
     """s uniform in ±1/√fan_in (Kaiming uniform with a = √5), anew for each task."""
     draw = randomness.generator(seed, "scores", task)
-    return torch.cat([_uniform(layer.size, 1 / math.sqrt(layer.fan_in), draw) for layer in layout.layers])
+    scores = torch.empty(layout.size)
+    for layer, part in zip(layout.layers, layout.slices(scores), strict=True):
+        nn.init.uniform_(part, -1 / math.sqrt(layer.fan_in), 1 / math.sqrt(layer.fan_in), generator=draw)
+    return scores
 
 
 def fresh_head(like: Tensor, classes: int, fan_in: int, seed: int, task: str, name: str) -> Tensor:
     """A private head's weight or bias for `classes` outputs, drawn as PyTorch draws a Linear layer's."""
     shape = (classes, *like.shape[1:])
     draw = randomness.generator(seed, "head", task, name)
-    return _uniform(math.prod(shape), 1 / math.sqrt(fan_in), draw).view(shape).to(like.dtype)
-
-
-def _uniform(size: int, bound: float, draw: torch.Generator) -> Tensor:
-    return nn.init.uniform_(torch.empty(size), -bound, bound, generator=draw)
+    bound = 1 / math.sqrt(fan_in)
+    return nn.init.uniform_(torch.empty(shape), -bound, bound, generator=draw).to(like.dtype)

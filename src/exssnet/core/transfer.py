@@ -12,7 +12,8 @@ from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
-CHUNK = {"cpu": 64, "cuda": EVALUATED}  # inputs run through a subnetwork at once
+CHUNK = {"cpu": 64, "cuda": 640}  # inputs run through a subnetwork at once
+CANDIDATES = 16  # earlier tasks whose neighbours are looked for at once
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -26,10 +27,12 @@ class Transfer:
 
 def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Transfer:
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
-    found = []
-    for task in network.tasks:
-        found.append(_knn_accuracy(_features(network, x, task), y, classes, neighbours))
-    accuracies = dict(zip(network.tasks, torch.stack(found).tolist() if found else [], strict=True))
+    tasks = list(network.tasks)
+    found: list[float] = []
+    for done in range(0, len(tasks), CANDIDATES):
+        features = torch.stack([_features(network, x, task) for task in tasks[done : done + CANDIDATES]])
+        found += _knn_accuracies(features, y, classes, neighbours).tolist()
+    accuracies = dict(zip(tasks, found, strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
         best = None
@@ -39,10 +42,10 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
 def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
     """The features of all inputs, chunk by chunk.
 
-    All chunks have the same size, for which on a GPU an evaluation has had the kernels made: the last one begins with
-    inputs of the one before.
+    Where kernels are compiled for a number of inputs, all chunks have the size for which an evaluation has had them
+    made: the last one begins with inputs of the one before.
     """
-    size = CHUNK.get(x.device.type, CHUNK["cpu"])
+    size = EVALUATED if network.runner.narrow else CHUNK.get(x.device.type, CHUNK["cpu"])
     pieces = []
     for done in range(0, len(x), size):
         start = max(min(done, len(x) - size), 0)
@@ -52,28 +55,29 @@ def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:
     """Accuracy of a nearest-neighbour vote: the first 66 % are fitted, the rest scored; ties to the nearest."""
-    return float(_knn_accuracy(features, labels, classes, neighbours))
+    return float(_knn_accuracies(features[None], labels, classes, neighbours))
 
 
-def _knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Tensor:
-    """The same, where the features are: nobody waits for it."""
-    fitted = len(features) * FIT_PERCENT // 100
-    if fitted == 0 or fitted == len(features):
-        return torch.zeros((), dtype=torch.float64, device=features.device)
-    known, asked = features[:fitted].float(), features[fitted:].float()
+def _knn_accuracies(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Tensor:
+    """The same for several tasks' features, [tasks, inputs, features]."""
+    fitted = features.shape[1] * FIT_PERCENT // 100
+    if fitted == 0 or fitted == features.shape[1]:
+        return torch.zeros(len(features), dtype=torch.float64, device=features.device)
+    known, asked = features[:, :fitted].float(), features[:, fitted:].float()
     distances = torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = _smallest(distances, min(neighbours, fitted))
-    votes = torch.nn.functional.one_hot(labels[:fitted][nearest], classes)  # [asked, k, classes]
-    ranks = torch.arange(votes.shape[1], device=votes.device)[None, :, None]
-    first = torch.where(votes > 0, ranks, votes.shape[1]).amin(1)  # rank of each class's nearest member
+    votes = torch.nn.functional.one_hot(labels[:fitted][nearest], classes)  # [tasks, asked, k, classes]
+    k = votes.shape[2]
+    ranks = torch.arange(k, device=votes.device)[:, None]
+    first = torch.where(votes > 0, ranks, k).amin(2)  # rank of each class's nearest member
     # more votes win; among equals the class seen at the lower rank
-    choice = (votes.sum(1) * (votes.shape[1] + 1) - first).argmax(1)
-    return (choice == labels[fitted:]).double().mean()
+    choice = (votes.sum(2) * (k + 1) - first).argmax(2)
+    return (choice == labels[fitted:]).double().mean(1)
 
 
 def _smallest(distances: Tensor, count: int) -> Tensor:
     """Where each row's smallest distances are, in order; equals by index, which a plain `topk` does not promise."""
-    return _keys(distances).topk(count, dim=1, largest=False, sorted=True).values & PLACE
+    return _keys(distances).topk(count, dim=-1, largest=False, sorted=True).values & PLACE
 
 
 def _largest_first(values: Tensor) -> Tensor:
@@ -102,6 +106,7 @@ def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 def _rank_first(scores: Tensor, bits: Tensor) -> Tensor:
     by_size = _largest_first(scores)
     lent = bits[by_size]
+    rank = torch.where(lent, lent.cumsum(0), lent.sum() + (~lent).cumsum(0)) - 1  # bits first, in their order
     arranged = torch.empty_like(scores)
-    arranged[torch.cat([by_size[lent], by_size[~lent]])] = scores[by_size].abs()
+    arranged[by_size] = scores[by_size].abs()[rank]
     return torch.where(scores < 0, -arranged, arranged)
