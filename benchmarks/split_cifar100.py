@@ -77,13 +77,14 @@ def main() -> None:
     print(f"in a run {sum(inside) / len(inside):.1f} s: " + ", ".join(f"{n} {s:.1f} s" for n, s in spent.items()))
     print(f"evaluation {share:.2f} % of a run; average accuracy {sum(accuracies) / len(accuracies):.2f} %")
     if transfer:
-        print(f"KKT {min(transfer):.2f} to {max(transfer):.2f} % of its task's training")
+        print(f"KKT and drawing scores: {min(transfer):.2f} to {max(transfer):.2f} % of a task's training")
     if options.json:
         record = {
             "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches, "wall_s": wall,
             "process_s": ended, "wall_s_a_run": wall / options.runs, "in_run_s": inside,
             "spent_s": spent, "evaluation_percent": share, "kkt_percent": transfer,
-            "accuracies": accuracies, "versions": versions(),
+            "accuracies": accuracies, "digests": [record["zero_forgetting"]["digests"] for record in records],
+            "versions": versions(),
             "device": device_name("cuda"), "config": records[0]["config"],
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")

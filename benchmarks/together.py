@@ -1,6 +1,7 @@
 """What a training step costs when several runs share one GPU, each captured, on a stream and in a thread of its own.
 
     python benchmarks/together.py [--json FILE]
+    CUDA_DEVICE_MAX_CONNECTIONS=8 python benchmarks/together.py     # CUDA's default instead of ours
 
 A step finds a mask, computed as runs on a GPU compute it. Times are medians over rounds, the numbers of runs taking
 turns in every round. Between two epochs a run waits for its turn with the host, as in earnest.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +21,8 @@ import torch
 
 from exssnet.data import TensorData
 from exssnet.experiments.run import device_name, versions
-from exssnet.experiments.together import MOST  # and with it as many connections to the GPU as runs have
-from exssnet.train.turns import taking_turns
+from exssnet.experiments.together import MOST
+from exssnet.train.turns import CONNECTIONS, ask_for_connections, taking_turns
 from step import cudnn, images, parse, steps_of
 
 
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="of each run, a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    ask_for_connections()
     options = parse(parser)
     if options.device != "cuda" or options.single:
         parser.error("needs a CUDA device, and captured steps")
@@ -80,6 +83,7 @@ def measure(options: argparse.Namespace, numbers: list[int]) -> None:
               f"{alone / middle:.2f} × the steps a second")  # fmt: skip
     if options.json:
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
+        settings["connections"] = os.environ[CONNECTIONS]
         record = {"options": settings, "rows": rows, "versions": versions(), "device": device_name("cuda")}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -44,10 +44,10 @@ def main() -> None:
         print(f"task {number}: {1000 * statistics.median(spent):7.1f} ms of KKT for "
               f"{statistics.median(map(trained, runs)):6.1f} s of training, "
               f"{100 * statistics.median(some):.2f} % ({100 * min(some):.2f} to {100 * max(some):.2f})")  # fmt: skip
-    largest, once = max(map(statistics.median, shares)), max(map(max, shares))
-    print(f"largest share {100 * largest:.2f} %, {100 * once:.2f} % in a single run; at most 1 % wanted")
+    largest, of_a_run = max(map(statistics.median, shares)), max(map(max, shares))
+    print(f"largest share {100 * largest:.2f} %, {100 * of_a_run:.2f} % in a single run; at most 1 % wanted")
     if options.json:
-        facts = {"shares": shares, "seconds": by_task, "without_s": before}
+        facts = {"shares": shares, "seconds": by_task, "without": plain}
         facts |= {name: record[name] for name in ("device", "versions", "config")}
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
 

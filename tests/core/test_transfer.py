@@ -99,8 +99,9 @@ def test_candidates_are_scored_several_at_once_as_one_by_one(monkeypatch):
     network, (x, y) = model._method.network, planted(1)
     wanted = {name: knn_accuracy(network.features(x, name), y, 2) for name in network.tasks}
     assert len(set(wanted.values())) > 1
-    monkeypatch.setattr(transfer, "CANDIDATES", 2)
-    assert find_lender(network, x, y, classes=2).accuracies == wanted
+    for tasks in (1, 2, 5, 9):
+        monkeypatch.setattr(transfer, "AT_ONCE", tasks * network.features(x, "task 0").numel())
+        assert find_lender(network, x, y, classes=2).accuracies == wanted
 
 
 CHUNK = transfer.CHUNK["cpu"]

@@ -271,18 +271,6 @@ def test_runs_that_are_told_to_stop_end_at_their_next_step(tmp_path):
         run(short(), tmp_path / "b", listener)
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "4"}, "4")])
-def test_runs_together_ask_for_a_connection_each_before_cuda_starts(given, found):
-    program = """
-import os, torch
-import exssnet.experiments.together
-print(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], torch.cuda.is_initialized())
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"} | given
-    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == [found, "False"]
-
-
 def test_an_error_of_another_kind_is_not_called_a_full_disk(tmp_path, monkeypatch):
     from exssnet.data.tensors import TensorData
 

@@ -41,7 +41,8 @@ def fresh_scores(layout: Layout, seed: int, task: str) -> Tensor:
     draw = randomness.generator(seed, "scores", task)
     scores = torch.empty(layout.size)
     for layer, part in zip(layout.layers, layout.slices(scores), strict=True):
-        nn.init.uniform_(part, -1 / math.sqrt(layer.fan_in), 1 / math.sqrt(layer.fan_in), generator=draw)
+        bound = 1 / math.sqrt(layer.fan_in)
+        nn.init.uniform_(part, -bound, bound, generator=draw)
     return scores
 
 

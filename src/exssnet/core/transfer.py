@@ -13,7 +13,7 @@ from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
 CHUNK = {"cpu": 64, "cuda": 640}  # inputs run through a subnetwork at once
-CANDIDATES = 16  # earlier tasks whose neighbours are looked for at once
+AT_ONCE = 1 << 20  # numbers in the features of earlier tasks that are scored together: memory stays small
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -27,12 +27,14 @@ class Transfer:
 
 def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Transfer:
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
-    tasks = list(network.tasks)
-    found: list[float] = []
-    for done in range(0, len(tasks), CANDIDATES):
-        features = torch.stack([_features(network, x, task) for task in tasks[done : done + CANDIDATES]])
-        found += _knn_accuracies(features, y, classes, neighbours).tolist()
-    accuracies = dict(zip(tasks, found, strict=True))
+    waiting: list[Tensor] = []
+    found: list[Tensor] = []
+    for number, task in enumerate(network.tasks, start=1):
+        waiting.append(_features(network, x, task))
+        if number == len(network.tasks) or len(waiting) * waiting[0].numel() >= AT_ONCE:
+            found.append(_knn_accuracies(torch.stack(waiting), y, classes, neighbours))
+            waiting = []
+    accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
         best = None

@@ -241,6 +241,9 @@ def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
 def _device(name: str) -> str:
     import torch
 
+    from exssnet.train.turns import ask_for_connections
+
+    ask_for_connections()
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

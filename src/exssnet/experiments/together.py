@@ -7,7 +7,6 @@ Not so if a module draws random numbers itself, from the device's one generator:
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -21,10 +20,6 @@ from exssnet.train.turns import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
 MOST = 28  # PyTorch has 32 streams to give; steps are captured on two of them
-
-# Streams share connections to the GPU, eight unless CUDA is told otherwise before it starts. What one run launches then
-# waits for what another has launched: the steps of eight runs took a quarter longer.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:

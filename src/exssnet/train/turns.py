@@ -8,12 +8,22 @@ in a run alone, is not held up by any of this.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _turn = threading.Lock()
 _mine = threading.local()
+
+
+def ask_for_connections() -> None:
+    """Before CUDA starts: have as many connections to a GPU as there can be, unless the user says how many.
+
+    Streams share them, and by default there are eight: what one run launches then waits for what another has launched.
+    """
+    os.environ.setdefault(CONNECTIONS, "32")
 
 
 @contextmanager
