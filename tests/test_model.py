@@ -1,22 +1,18 @@
-"""What a user of `exssnet.Model` relies on."""
+"""What a user of `exssnet.Model` relies on: no task forgets, seeds decide, tasks come as they come."""
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
-from tests.core.networks import Transformer, examples, mlp
+from tests.core.networks import Transformer, examples, mlp, tokens
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import exssnet
 from exssnet import ForgettingError, InputError, Model
 from exssnet.core.initialise import fresh_scores
 from exssnet.data import TensorData
 from exssnet.data.tensors import Shared
-from exssnet.models import build
 
 
 class Lion(torch.optim.Optimizer):
@@ -120,97 +116,6 @@ def test_stored_bits_of_many_tasks_are_checked_in_turn(monkeypatch):
         learn_on()
 
 
-def images(channels, size, rows=40):
-    draw = torch.Generator().manual_seed(0)
-    y = torch.arange(rows) % 2
-    return torch.randn(rows, channels, size, size, generator=draw) + y[:, None, None, None], y
-
-
-def volumes(rows=24):
-    y = torch.arange(rows) % 2
-    return torch.randn(rows, 1, 6, 6, 6, generator=torch.Generator().manual_seed(0)) + y[:, None, None, None, None], y
-
-
-def signals(rows=24):
-    x, y = images(3, 8, rows)
-    return x.flatten(2), y
-
-
-def tokens(rows=48):
-    y = torch.arange(rows) % 2
-    return torch.randint(0, 10, (rows, 8), generator=torch.Generator().manual_seed(0)) + 10 * y[:, None], y
-
-
-def up_and_down():
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3, 2), nn.Flatten(), nn.LazyLinear(2)
-    )
-
-
-def ran_once(module, x):
-    module(x[:2])
-    return module
-
-
-MODULES = {
-    "mlp": lambda: (mlp(), examples(0)),
-    "resnet": lambda: (build("resnet18", (3, 16, 16), 2, width=4), images(3, 16)),
-    "transformer": lambda: (Transformer(), tokens()),
-    "1-D": lambda: (nn.Sequential(nn.Conv1d(3, 8, 5), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(480, 2)), signals()),
-    "3-D": lambda: (nn.Sequential(nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.Flatten(), nn.Linear(256, 2)), volumes()),
-    "transposed": lambda: (ran_once(up_and_down(), images(3, 9)[0]), images(3, 9)),
-    "fully convolutional": lambda: (
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        images(3, 8),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.parametrize(
-    "options", [{}, {"head": "task", "private": ("norm", "bias"), "init": "keep"}], ids=["shared", "private"]
-)
-def test_any_module_learns_and_its_baked_module_equals_it(kind, options):
-    torch.manual_seed(0)
-    module, (x, y) = MODULES[kind]()
-    before = copy.deepcopy(module.state_dict())
-    training = [m.training for m in module.modules()]
-    model = Model(module, density=0.3, seed=1, **options)
-    model.learn("plain", (x, y), epochs=(20, 10), batch_size=16)
-    model.learn("swapped", (x, 1 - y), epochs=(20, 10), batch_size=16)
-    assert model.evaluate((x, y), "plain") > 90
-    assert model.evaluate((x, 1 - y), "swapped") > 90
-
-    for task in ("plain", "swapped"):
-        baked = model.bake(task)
-        assert type(baked) is type(module)
-        with torch.no_grad():
-            assert torch.equal(baked(x), model.logits(x, task))
-    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
-    assert [m.training for m in module.modules()] == training
-    assert not [p for p in module.parameters() if p.grad is not None]
-
-
-def test_a_buffer_that_learning_changes_is_each_tasks_own():
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(12, 2)
-            self.register_buffer("seen", torch.zeros(1))
-            self.register_buffer("scale", torch.ones(1))
-
-        def forward(self, x):
-            if self.training:
-                self.seen += len(x)
-            return self.layer(x) * self.scale + self.seen
-
-    model = Model(Counts(), density=0.5)
-    model.learn("a", examples(0), epochs=(1, 0))
-    model.learn("b", examples(1), epochs=(2, 0))
-    assert [float(task.private["seen"]) for task in model.tasks] == [96, 192]
-    assert all("scale" not in task.private for task in model.tasks)
-
-
 def drawn(seed):
     """What a seed decides: weights, scores, the order of the batches, and the outcome."""
 
@@ -233,56 +138,6 @@ def drawn(seed):
     return weights, scores, torch.cat(Watched.read), network.mask("a"), network.weights
 
 
-class Centred(nn.Module):
-    """Keeps a running centre as a parameter that it changes itself: no task could stay as it is."""
-
-    def __init__(self, buffer: bool, always: bool) -> None:
-        super().__init__()
-        self.layer, self.always = nn.Linear(12, 2), always
-        if buffer:
-            self.register_buffer("centre", torch.zeros(12))
-        else:
-            self.centre = nn.Parameter(torch.zeros(12), requires_grad=False)
-
-    def forward(self, x):
-        if self.training or self.always:
-            with torch.no_grad():
-                self.centre.mul_(0.9).add_(0.1 * x.mean(0))
-        return self.layer(x - self.centre)
-
-
-@pytest.mark.parametrize(("buffer", "always"), [(False, False), (False, True), (True, True)])
-def test_a_module_that_changes_what_tasks_share_is_refused(buffer, always):
-    with pytest.raises(InputError, match="changes its tensor 'centre' while it runs"):
-        Model(Centred(buffer, always), density=0.5).learn("a", examples(0), epochs=(1, 1))
-
-
-class Shrinking(nn.Module):
-    """Writes into the weight of its layer, which is handed in from outside."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(12, 2, bias=False)
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.layer.weight.mul_(0.9)
-        return self.layer(x)
-
-
-def test_a_module_that_writes_into_its_weights_is_refused():
-    with pytest.raises(InputError, match=r"changes its tensor 'layer\.weight' while it runs"):
-        Model(Shrinking(), density=0.5).learn("a", examples(0), epochs=(1, 1))
-
-
-def test_a_buffer_that_changes_in_training_only_is_private_and_safe():
-    model = Model(Centred(buffer=True, always=False), density=0.5)
-    model.learn("a", examples(0), epochs=(1, 1))
-    before = model.logits(examples(0)[0], "a")
-    model.learn("b", examples(1), epochs=(1, 1))
-    assert torch.equal(model.logits(examples(0)[0], "a"), before)
-
-
 @pytest.mark.parametrize("which", ["frozen", "buffers"])
 def test_a_change_of_what_all_tasks_share_is_found(which):
     class Scaled(nn.Module):
@@ -301,43 +156,6 @@ def test_a_change_of_what_all_tasks_share_is_found(which):
         model.verify()
     with pytest.raises(ForgettingError, match="shared by all tasks"):
         model.learn("b", examples(1), epochs=(1, 1))
-
-
-def test_a_part_that_the_user_froze_is_neither_masked_nor_trained_nor_put_in_training_mode():
-    encoder = nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.5)).requires_grad_(False)
-    module = nn.Sequential(encoder, nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 2))
-    model = Model(module, density=0.3)
-    model.learn("a", examples(0), epochs=(5, 5))
-    assert [layer.name for layer in model._method.network.layout.layers] == ["1.weight", "3.weight"]
-    assert model.tasks[0].private == {}  # the encoder's norm statistics did not move
-    assert torch.equal(model.bake("a")[0][0].weight, encoder[0].weight)
-
-
-@pytest.mark.parametrize("tied", ["layers", "embedding"])
-def test_tied_weights_stay_tied(tied):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(20, 16)
-            self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
-            self.out = nn.Linear(16, 20 if tied == "embedding" else 2)
-            self.two.weight = self.one.weight
-            if tied == "embedding":
-                self.out.weight = self.embedding.weight
-
-        def forward(self, tokens):
-            return self.out(self.two(torch.relu(self.one(self.embedding(tokens).mean(1)))))
-
-    x, y = tokens()
-    if tied == "embedding":
-        y = y * 19
-    model = Model(Tied(), density=0.4)
-    model.learn("a", (x, y), epochs=(10, 10), batch_size=16)
-    baked = model.bake("a")
-    assert baked.two.weight is baked.one.weight
-    with torch.no_grad():
-        assert torch.equal(baked(x), model.logits(x, "a"))
-    assert model.evaluate((x, y), "a") > 80
 
 
 def test_threads_may_ask_different_tasks_at_once():
@@ -435,95 +253,7 @@ def test_best_selection_keeps_each_phases_best_epoch_on_validation_data():
     assert model.evaluate(held, "a") == best
 
 
-@pytest.mark.parametrize("form", ["tensors", "arrays", "dataset", "loader", "float64", "uint8"])
-def test_examples_come_as_tensors_arrays_datasets_or_loaders(form):
-    x, y = examples(0)
-    pair = {
-        "tensors": (x, y),
-        "arrays": (x.numpy(), y.numpy()),
-        "dataset": TensorDataset(x, y),
-        "loader": DataLoader(TensorDataset(x, y), batch_size=7),
-        "float64": (x.double(), y.int()),
-        "uint8": ((x * 10 + 128).clamp(0, 255).to(torch.uint8), y),
-    }[form]
-    model = Model(mlp(), seed=0)
-    model.learn("a", pair, epochs=(3, 3))
-    assert model.evaluate(pair, "a") > 65
-    if form in ("tensors", "arrays", "dataset", "loader", "float64"):
-        straight = Model(mlp(), seed=0)
-        straight.learn("a", (x, y), epochs=(3, 3))
-        assert model.tasks[0].digests == straight.tasks[0].digests
-    probabilities = model.probabilities(x, "a")
-    assert torch.allclose(probabilities.sum(1), torch.ones(96))
-    assert torch.equal(model.predict(x.numpy(), "a"), probabilities.argmax(1))
-
-
 X, Y = examples(0)
-BAD = {
-    "a task with one class": ((X, torch.zeros(96, dtype=torch.long)), {}, "at least two classes"),
-    "one class of two": ((X, torch.zeros(96, dtype=torch.long)), {"classes": 2}, "at least two classes"),
-    "one class asked for": ((X, Y), {"classes": 1}, "at least two classes"),
-    "a label too large": ((X, Y + 5), {"classes": 2}, "label 5 of example 0 is not in 0 to 1"),
-    "more classes than outputs": ((X, Y + 5), {}, "7 classes but the shared head has 2 outputs"),
-    "a negative label": ((X, Y - 1), {}, "label -1 of example 0"),
-    "NaN": ((torch.where(X > 2, float("nan"), X), Y), {}, "NaN or infinity"),
-    "infinity": ((X / 0.0, Y), {}, "NaN or infinity"),
-    "no examples": ((X[:0], Y[:0]), {}, "at least one example"),
-    "unequal lengths": ((X, Y[:5]), {}, "96 inputs but 5 labels"),
-    "float labels": ((X, Y.float()), {}, "give integers"),
-    "not examples": (3, {}, "give a pair"),
-    "no epochs": ((X, Y), {"epochs": (0, 1)}, "mask_epochs is 0"),
-    "negative rate": ((X, Y), {"lr": -1.0}, "lr is -1.0"),
-    "negative decay": ((X, Y), {"weight_decay": -1.0}, "weight_decay is -1.0"),
-    "no batch": ((X, Y), {"batch_size": 0}, "batch_size is 0"),
-    "unknown optimizer": ((X, Y), {"optimizer": "adm"}, "did you mean adam"),
-    "best without validation": ((X, Y), {"select": "best"}, "needs a validation part"),
-    "inputs of another size": ((X[:, :5], Y), {}, "inputs of shape"),
-    "one number of epochs": ((X, Y), {"epochs": 5}, "epochs is 5: give two whole numbers"),
-    "half an epoch": ((X, Y), {"epochs": (1.5, 1)}, "give two whole numbers"),
-    "half a batch": ((X, Y), {"batch_size": 1.5}, "batch_size is 1.5"),
-    "validation of another size": ((X, Y), {"validation": (X[:, :5], Y)}, "inputs of shape"),
-    "batches of one with batch statistics": ((X, Y), {"batch_size": 1}, "batch"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_in_one_line_and_changes_nothing(case):
-    examples, options, message = BAD[case]
-    model = Model(mlp(), seed=0)
-    with pytest.raises(InputError, match=message) as error:
-        model.learn("a", examples, **options)
-    assert "\n" not in str(error.value)
-    assert model.tasks == ()
-
-
-def test_a_loss_that_explodes_is_an_error_that_says_where():
-    with pytest.raises(InputError, match=r"the loss became \w+ in task 'a', phase weights, epoch \d+: lower"):
-        Model(mlp(), seed=0).learn("a", (X, Y), epochs=(1, 3), weight_lr=1e30)
-
-
-def test_a_last_step_that_explodes_is_found_though_no_loss_follows_it():
-    model = Model(mlp(), seed=0)
-    with pytest.raises(InputError, match="phase weights, epoch 1: lower the learning rate"):
-        model.learn("a", (X, Y), epochs=(1, 1), batch_size=96, optimizer="sgd", weight_lr=3e38)
-    assert model.tasks == ()
-
-
-def test_scores_that_are_no_numbers_are_found_though_the_loss_is_finite():
-    class Root(nn.Module):
-        """Its gradient is not a number where the root is of zero."""
-
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(12, 16, bias=False), nn.Linear(16, 2, bias=False)
-
-        def forward(self, x):
-            return self.b((0 * self.a(x)).square().sqrt() + self.a(x))
-
-    model = Model(Root(), density=0.3)
-    with pytest.raises(InputError, match="lower the learning rate"):
-        model.learn("a", (X, Y), epochs=(1, 1))
-    assert model.tasks == ()
 
 
 def test_features_are_right_while_other_threads_ask_for_logits():
@@ -537,67 +267,6 @@ def test_features_are_right_while_other_threads_ask_for_logits():
         found = list(pool.map(lambda name: (name, network.features(X, name)), ["a", "b"] * 100))
         assert all(future.result().shape == (50, 2) for future in asked)
     assert all(torch.equal(features, wanted[name]) for name, features in found)
-
-
-def test_a_double_precision_module_learns_in_double_precision():
-    model = Model(mlp().double(), density=0.2)
-    model.learn("before", (X, 1 - Y), epochs=(1, 1))
-    model.learn("a", (X, Y), epochs=(3, 3))  # after a transfer
-    assert model.logits(X, "a").dtype == torch.float64
-    with torch.no_grad():
-        assert torch.equal(model.bake("a")(X.double()), model.logits(X, "a"))
-
-
-def test_a_name_that_is_taken_or_not_learned_is_refused():
-    model = Model(mlp(), seed=0)
-    model.learn("a", (X, Y), epochs=(1, 0))
-    with pytest.raises(InputError, match="task 'a' has been learned already"):
-        model.learn("a", (X, Y))
-    with pytest.raises(InputError, match=r"no task 'b' has been learned \(learned: a\)"):
-        model.predict(X, "b")
-    with pytest.raises(InputError, match="NaN or infinity"):
-        model.predict(X * float("nan"), "a")
-    with pytest.raises(InputError, match="inputs of shape"):
-        model.predict(X[:, :5], "a")
-    with pytest.raises(InputError, match="the module is a int: give"):
-        Model(3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"density": 0.0}, "density is 0.0"),
-        ({"density": 1.5}, "density is 1.5"),
-        ({"density": 0.001}, "without a weight"),
-        ({"method": "exsnet"}, "unknown method 'exsnet': did you mean exssnet"),
-        ({"init": "zero"}, "init is 'zero'"),
-        ({"head": "none"}, "head is 'none'"),
-        ({"private": ("nrom",)}, "private 'nrom' matches no parameter"),
-        ({"density": "0.1"}, "density is 0.1"),
-        ({"seed": 1.5}, "seed is 1.5"),
-        ({"device": "gpu"}, "device 'gpu' cannot be used"),
-    ],
-)
-def test_a_model_that_cannot_be_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        Model(mlp(), **options)
-
-
-def test_a_module_whose_output_is_not_the_head_is_refused_with_advice():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.out = nn.Linear(12, 5)
-            self.gate = nn.Linear(12, 5)
-
-        def forward(self, x):
-            return self.out(x) + 0 * self.gate(x)[:, :1]
-
-    with pytest.raises(InputError, match="name that one as head_layer"):
-        Model(Odd(), density=0.5).learn("a", (X, Y), epochs=(1, 0))
-    model = Model(Odd(), density=0.5, head_layer="out")
-    model.learn("a", (X, Y), epochs=(1, 0))
-    assert model.logits(np.asarray(X), "a").shape == (96, 2)
 
 
 def test_weights_are_the_signed_constant_and_scores_are_drawn_anew_for_each_task():

@@ -40,6 +40,11 @@ def examples(number: int, rows: int = 96, inputs: int = 12, classes: int = 2) ->
     return centres[y] + torch.randn(rows, inputs, generator=draw), y
 
 
+def tokens(rows=48):
+    y = torch.arange(rows) % 2
+    return torch.randint(0, 10, (rows, 8), generator=torch.Generator().manual_seed(0)) + 10 * y[:, None], y
+
+
 def task(number: int, **sizes: int) -> Task:
     data = as_data(examples(number, **sizes))
     return Task(number, f"task-{number}", tuple(range(data.classes)), data, data)

@@ -1,131 +1,22 @@
-"""Routing against its definition on random networks, and on digits that nobody has labelled with a task."""
+"""Routing against its definition on random networks."""
 
 import itertools
 import math
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
-from tests.core.networks import Transformer, mlp
-from torch import Tensor, nn
-from torch.func import functional_call
+from tests.core.networks import mlp
+from tests.core.superposed import NETWORKS, OPTIONS, ROWS, case, drawn, rows, same, slopes
+from torch import nn
 
-from exssnet import InputError, Model
+from exssnet import InputError
 from exssnet.core import routing
 from exssnet.core.execution import CPU
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.routing import RULES, Superposition
-from exssnet.models import build
 
 route = partial(routing.route, statistics="tasks")  # those of the batch: test_routing_statistics.py
-
-# --- Against the definition ---------------------------------------------------------------------------------
-
-
-def convolutional(classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 3, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
-        nn.Conv2d(6, 8, 1), nn.InstanceNorm2d(8, track_running_stats=True), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
-    )  # fmt: skip
-
-
-class Own(torch.autograd.Function):
-    """A square that forward mode knows nothing of."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * ctx.saved_tensors[0] * gradient
-
-
-class Squares(nn.Module):
-    def __init__(self, classes: int = 3) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(12, 9), nn.Linear(9, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(Own.apply(self.first(x)))
-
-
-def rows(count, *shape):
-    return 5 * torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def words(count):
-    return torch.randint(0, 20, (count, 8), generator=torch.Generator().manual_seed(1))
-
-
-NETWORKS = {
-    "mlp": (mlp, lambda n: rows(n, 12)),
-    "convolutional": (convolutional, lambda n: rows(n, 2, 7, 7)),
-    "transformer": (Transformer, words),
-    "no forward mode": (Squares, lambda n: rows(n, 12) / 5),
-}
-ROWS = 7
-OPTIONS = {"shared": {}, "private": {"head": "task", "private": ("norm", "bias"), "init": "keep"}}
-
-
-def drawn(module: nn.Module, classes: tuple[int, ...], **options) -> MaskedNetwork:
-    """Tasks with masks and private tensors by chance, in double precision."""
-    network = MaskedNetwork(module.double(), density=0.4, seed=0, **options)
-    draw = torch.Generator().manual_seed(3)
-    for number, count in enumerate(classes):
-        own = {
-            name: tensor.detach() + torch.rand(tensor.shape, generator=draw) if tensor.is_floating_point() else tensor
-            for name, tensor in network.start_private(str(number), count).items()
-        }
-        mask, nothing = torch.rand(network.layout.size, generator=draw) < 0.4, torch.empty(0, dtype=torch.int64)
-        network.commit(str(number), count, mask, nothing, network.weights[nothing], own)
-    return network
-
-
-def entropy_at(network: MaskedNetwork, module: nn.Module, x: Tensor, alphas: dict[str, float]) -> Tensor:
-    """H of each row under Σ α_i · (the tensors of task i), by the plain module in evaluation mode."""
-    largest = max(learned.classes for learned in network.tasks.values())
-    superposed = network.layout.names.union(*(learned.private for learned in network.tasks.values()))
-    total = network.frozen | network.buffers
-    total |= {name: torch.zeros(()) for name in superposed if not name.endswith("num_batches_tracked")}
-    for name, alpha in alphas.items():
-        learned = network.task(name)
-        tensors = network.buffers | network.effective(name) | learned.private
-        for head in (f"{network.partition.head}.weight", f"{network.partition.head}.bias"):
-            if head in tensors:
-                own = tensors[head][: learned.classes]
-                tensors[head] = torch.stack([*own, *[own.mean(0)] * (largest - len(own))])
-        for key in superposed & total.keys():
-            total[key] = total[key] + alpha * tensors[key]
-    with torch.no_grad():
-        log_p = functional_call(module.eval(), total, (x,)).log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1)
-
-
-def slopes(network, module, x, names) -> Tensor:
-    """−∂H/∂α of each row and task, one at a time, by differences of H itself."""
-    step, columns = 1e-5, []
-    for name in names:
-        sides = []
-        for sign in (1, -1):
-            alphas = {other: 1 / len(names) + sign * step * (other == name) for other in names}
-            sides.append(torch.cat([entropy_at(network, module, row, alphas) for row in x.split(1)]))
-        columns.append((sides[1] - sides[0]) / (2 * step))
-    return torch.stack(columns, 1)
-
-
-def same(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
-
-
-def case(kind, options, classes=(3, 3, 3, 3, 3)):
-    torch.manual_seed(0)
-    build_module, inputs = NETWORKS[kind]
-    module = build_module(classes=max(classes))
-    return drawn(module, classes, **OPTIONS[options]), module, inputs(ROWS)
 
 
 @pytest.mark.parametrize("classes", [(3, 3, 3, 3, 3), (3, 2, 5)], ids=["equal", "unequal"])
@@ -329,75 +220,3 @@ def test_what_cannot_be_asked_is_refused_in_a_line(arguments, message):
 def test_without_a_task_there_is_nothing_to_choose_from():
     with pytest.raises(InputError, match="there is no task to choose from: learn one first"):
         route(MaskedNetwork(mlp(), density=0.5), torch.randn(2, 12))
-
-
-# --- On digits ----------------------------------------------------------------------------------------------
-
-PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
-UNEQUAL = ((0, 1), (2, 3, 4), (5, 6, 7, 8, 9))
-
-
-def normed(classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16, affine=False), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, 2, bias=False), nn.BatchNorm2d(32, affine=False), nn.ReLU(),
-        nn.Flatten(), nn.Linear(128, classes, bias=False),
-    )  # fmt: skip
-
-
-def lenet(classes: int) -> nn.Module:
-    return build("lenet-300-100", (1, 8, 8), classes)
-
-
-@cache
-def digits(groups) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images, labels within their task, tasks, and which are kept for the test: every fourth."""
-    found = load_digits()
-    x = torch.tensor(found.images[:, None] / 16, dtype=torch.float32)
-    place = {digit: (task, label) for task, group in enumerate(groups) for label, digit in enumerate(group)}
-    both = torch.tensor([place[int(digit)] for digit in found.target])
-    return x, both[:, 1], both[:, 0], torch.arange(len(x)) % 4 == 0
-
-
-def learned(groups, module, seed=0, **options) -> MaskedNetwork:
-    x, y, task, test = digits(groups)
-    model = Model(module, seed=seed, method="exssnet", **options)
-    for number in range(len(groups)):
-        train = (task == number) & ~test
-        model.learn(str(number), (x[train], y[train]), epochs=(8, 8))
-    return model._method.network
-
-
-def found_tasks(groups, network, rule) -> tuple[float, float]:
-    """Percent of the test images that find their task, by image and by batches of 16; every task counts the same."""
-    x, _, task, test = digits(groups)
-    right = []
-    for number in range(len(groups)):
-        own = x[test & (task == number)]
-        batches = torch.stack([route(network, batch, rule, per="batch").choice[0] for batch in own.split(16)])
-        right.append([(found == number).double().mean() for found in (route(network, own, rule).choice, batches)])
-    return tuple((100 * torch.tensor(right).mean(0)).tolist())
-
-
-# Measured percent by image and by batch, for each rule in the order of RULES; chance is 20, and 33 where unequal.
-# Seeds differ: from 0 to 4, pairs by image, confident finds 54 to 65, one-shot 27 to 61, binary 31 to 65.
-# So do machines: hence a sixth of what was measured is enough for the latter two.
-DIGITS = {
-    "pairs-shared": (PAIRS, lenet, {}, ((60, 80), (58, 63), (57, 70))),
-    "pairs-task": (PAIRS, lenet, {"head": "task"}, ((58, 80), (59, 67), (58, 73))),
-    "unequal-shared": (UNEQUAL, lenet, {}, ((69, 91), (59, 77), (69, 87))),
-    "unequal-task": (UNEQUAL, lenet, {"head": "task"}, ((71, 98), (75, 83), (78, 100))),
-    "norms-shared": (PAIRS, normed, {"density": 0.3}, ((75, 93), (41, 57), (58, 70))),
-    "norms-task": (PAIRS, normed, {"density": 0.3, "head": "task"}, ((73, 87), (41, 43), (52, 70))),
-}
-
-
-@pytest.mark.parametrize("kind", DIGITS)
-def test_digits_find_their_task_well_above_chance(kind):
-    groups, module, options, measured = DIGITS[kind]
-    network = learned(groups, module(max(map(len, groups))), **options)
-    chance = 100 / len(groups)
-    for rule, expected, share in zip(RULES, measured, (1 / 2, 1 / 6, 1 / 6), strict=True):
-        for found, before in zip(found_tasks(groups, network, rule), expected, strict=True):
-            assert found > chance + share * (before - chance), (rule, found)
-    assert network.verify().verified

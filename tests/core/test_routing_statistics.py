@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.core.test_routing import ROWS, case, entropy_at, same
+from tests.core.superposed import ROWS, case, entropy_at, same
 from torch import nn
 from torch.nn import functional
 

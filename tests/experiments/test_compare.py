@@ -1,50 +1,23 @@
-"""Comparisons of runs: what is averaged, what is paired, and tables that can be read back."""
+"""Comparisons of runs: what is averaged, what is paired, and what is refused."""
 
-import csv
 import json
 import math
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.experiments.comparing import RESULTS, exssnet, rows
 
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import compare
 from exssnet.experiments.compare_formats import FORMATS
 from exssnet.experiments.config import RunConfig
 
-RESULTS = Path(__file__).parents[2] / "results"
 OF_A_RUN = ("seed", "class_order_seed", "device", "threads", "compile")
-
-
-@pytest.fixture
-def put(tmp_path):
-    """Writes records that differ from a real one in what is named; returns their folder."""
-    real = json.loads((RESULTS / "split-mnist/exssnet/seed-0/results.json").read_text("utf-8"))
-
-    def write(method, accuracies, benchmark="split-mnist", place="a", config=None, settings=None, **changes):
-        for seed, accuracy in enumerate(accuracies):
-            record = (
-                real | {"benchmark": benchmark, "method": method, "seed": seed, "average_accuracy": accuracy} | changes
-            )
-            fields = {"benchmark": benchmark, "method": method, "seed": seed, "class_order_seed": seed} | (config or {})
-            record["config"] = real["config"] | fields | {"settings": real["config"]["settings"] | (settings or {})}
-            file = tmp_path / place / benchmark / method / f"seed-{seed}" / "results.json"
-            file.parent.mkdir(parents=True)
-            file.write_text(json.dumps(record), "utf-8")
-        return tmp_path
-
-    return write
-
-
-def rows(folder, **options):
-    return compare.compare(compare.read([folder]), **options)
 
 
 def test_mean_spread_and_paired_interval_are_those_computed_by_hand(put):
@@ -170,23 +143,6 @@ def test_seconds_of_different_devices_are_not_averaged(put):
     assert all(FORMATS[form]([row]) for form in FORMATS)
 
 
-def test_several_benchmarks_have_one_table_of_methods_by_benchmarks(put):
-    put("exssnet", [90.0, 92.0])
-    put("er", [80.0, 82.0])
-    folder = put("exssnet", [70.0, 72.0], benchmark="split-digits")
-    for form in ("text", "markdown"):
-        lines = FORMATS[form](rows(folder)).splitlines()
-        assert lines[0].startswith("all benchmarks")
-        assert next(line for line in lines if "exssnet" in line).split().count("(0.00)") == 2
-        assert "–" in next(line for line in lines if re.match(r"\W*er\b", line))
-    assert "| exssnet | shared | **71.00 ± 1.41** (0.00) | **91.00 ± 1.41** (0.00) |" in lines
-    latex = FORMATS["latex"](rows(folder)).splitlines()
-    assert r"exssnet & shared & \textbf{71.00 $\pm$ 1.41} (0.00) & \textbf{91.00 $\pm$ 1.41} (0.00) \\" in latex
-    put("er", [60.0, 62.0], place="b", settings={"lr": 0.5})
-    table = FORMATS["markdown"](rows(folder)).split("\n\n")[1].splitlines()
-    assert [line.split(" | ")[1] for line in table if line.startswith("| er")] == ["lr=0.001", "lr=0.5"]
-
-
 def test_heads_are_apart_and_need_no_label(put):
     put("er", [90.0, 92.0], config={"head": "task"})
     folder = put("er", [80.0, 82.0], place="b", config={"head": "shared"})
@@ -285,104 +241,6 @@ def test_miniatures_are_a_block_of_their_own_and_say_so(put):
     assert [row.title for row in found] == ["split-mnist", "split-mnist (miniature)"]
     for form in ("text", "markdown", "latex"):
         assert "(miniature)" in FORMATS[form](found)
-
-
-@pytest.fixture
-def several(put):
-    put("multitask", [97.0, 97.5], forgetting=None, storage=None)
-    put("exssnet", [90.0, 92.0, 97.0])
-    put("der++", [80.0, 80.5, 81.0], config={"head": "masked-test"}, forgetting=20.0)
-    put("exssnet+kkt", [91.0, 92.0], place="b", settings={"kkt_start": "scores"})
-    put("exssnet+kkt", [91.5, 92.0])
-    return rows(put("si", [70.0, 71.0], benchmark="rotated-mnist", zero_forgetting=None, average_sparse_overlap=None))
-
-
-def test_csv_gives_back_every_number_as_it_was(several):
-    found = list(csv.DictReader(FORMATS["csv"](several).splitlines()))
-    assert len(found) == len(several)
-    for line, row in zip(found, several, strict=True):
-        assert (line["benchmark"], line["method"], line["head"]) == (row.benchmark, row.method, row.head)
-        assert float(line["accuracy"]) == row.accuracy[0]
-        assert line["forgetting"] == ("" if row.forgetting is None else str(row.forgetting[0]))
-        assert line["proved"] == {None: "", True: "yes", False: "no"}[row.proved]
-        if row.difference is not None:
-            low, high = float(line["difference_low"]), float(line["difference_high"])
-            assert ((low + high) / 2, (high - low) / 2) == pytest.approx((row.difference.mean, row.difference.half))
-            assert line["against"] == "exssnet"
-
-
-def test_markdown_rows_have_as_many_cells_as_their_header_and_the_best_is_bold(several):
-    blocks = [block for block in FORMATS["markdown"](several).split("\n\n") if block.startswith("|")][1:]
-    assert len(blocks) == 2
-    for block, benchmark in zip(blocks, ("rotated-mnist", "split-mnist"), strict=True):
-        table = [line.strip("|").split("|") for line in block.splitlines()]
-        assert len({len(cells) for cells in table}) == 1
-        assert set(block.splitlines()[1]) <= set("|-: ")
-        assert len(table) == 2 + sum(row.benchmark == benchmark for row in several)
-        bold = [cells[0].strip() for cells in table if any("**" in cell for cell in cells)]
-        assert bold == [row.method for row in several if row.best and row.benchmark == benchmark]
-
-
-def test_latex_is_a_tabular_with_equal_rows_and_nothing_unescaped(several):
-    overview, text = FORMATS["latex"](several).split("\n\n")
-    assert overview.count(r"\textbf{") == text.count(r"\textbf{")
-    body = re.fullmatch(
-        r"\\begin\{tabular\}\{([lr]+)\}\n\\toprule\n(.*)\\bottomrule\n\\end\{tabular\}", text, re.DOTALL
-    )
-    lines = [line for line in body[2].splitlines() if line != r"\midrule"]
-    assert all(line.endswith(r" \\") for line in lines)
-    wide = [line for line in lines if line.startswith(r"\multicolumn")]
-    assert wide == [rf"\multicolumn{{{len(body[1])}}}{{l}}{{{name}}} \\" for name in ("rotated-mnist", "split-mnist")]
-    assert {line.count(" & ") for line in lines if line not in wide} == {len(body[1]) - 1}
-    assert text.isascii()
-    assert not re.search(r"(?<!\\)[%_#]", text)
-    assert text.count("$") % 2 == 0
-    assert text.count(r"\textbf{") == sum(row.best for row in several)
-    assert r"kkt\_start=scores" in text
-
-
-def exssnet(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "exssnet", "compare", *map(str, arguments)], capture_output=True, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("folders", [["split-mnist"], ["split-cifar100"], ["gpu"], ["split-cifar100", "fp32"]])
-def test_a_benchmark_of_real_records_fits_in_80_columns_a_line_per_method(folders):
-    done = exssnet(*(RESULTS / folder for folder in folders), COLUMNS="40")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    row = re.compile(r"± \d+\.\d+ +\(|^exssnet.* \(0.00\)")
-    found = [line.split()[0] for line in done.stdout.splitlines() if row.search(line)]
-    runs = {record.parents[1] for folder in folders for record in (RESULTS / folder).rglob("results.json")}
-    assert sorted(found) == sorted(run.name.partition("@")[0] for run in runs)
-
-
-def test_many_heads_and_methods_still_fit(put):
-    for method, head in [("individual", "shared"), ("ewc-online", "task"), ("icarl", "masked-test"), ("er", "task")]:
-        put(method, [40.0, 44.0, 46.0], benchmark="split-cifar100", config={"head": head}, forgetting=44.4)
-    folder = put("exssnet+kkt", [80.0, 81.0, 83.0], benchmark="split-cifar100")
-    done = exssnet(folder, "--against", "exssnet+kkt")
-    assert max(map(len, done.stdout.splitlines())) <= 80, done.stdout
-
-
-def test_the_command_prints_the_numbers_of_the_results_page():
-    table = (RESULTS / "README.md").read_text("utf-8").split("## SplitCIFAR100")[1].split("##")[0]
-    done = exssnet(RESULTS / "split-cifar100", "--format", "csv")
-    found = {line["method"]: line for line in csv.DictReader(done.stdout.splitlines())}
-    page = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "| split-cifar" in line
-    ]
-    assert len(page) == 6
-    for _, method, seeds, accuracy, published, forgetting, overlap, proved, _ in page:
-        line = found[method]
-        both = {
-            name: f"{float(line[name]):.2f} ± {float(line[f'{name}_std']):.2f}" for name in ("accuracy", "forgetting")
-        }
-        assert (line["seeds"], both["accuracy"], both["forgetting"]) == (seeds, accuracy, forgetting)
-        assert (line["published_accuracy"], line["proved"]) == (published, proved)
-        assert f"{float(line['overlap']):.1f} ± {float(line['overlap_std']):.1f}" == overlap
 
 
 def test_comparing_does_not_import_torch():

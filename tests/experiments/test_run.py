@@ -1,41 +1,23 @@
-"""Runs as a user makes them: real processes, killed and started again."""
+"""Runs as a user makes them: what they record, what they refuse, and what they leave alone."""
 
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
-import torch
 import yaml
-from tests.stopping import cut_after
+from tests.experiments.short_runs import outcome, short
 
-from exssnet.errors import DataError, InputError, RunError
-from exssnet.experiments.benchmarks import recipes
-from exssnet.experiments.config import RunConfig, resolve
+from exssnet.errors import InputError, RunError
+from exssnet.experiments.config import resolve
 from exssnet.experiments.run import _Run, prepare, run
 from exssnet.methods import parse
 from exssnet.train import Listener, Trainer
-
-SHORT = {"mask_epochs": 2, "weight_epochs": 2, "tasks": 3}
 
 KEYS = {
     "benchmark", "method", "seed", "tasks", "class_order", "accuracy_matrix", "average_accuracy", "forgetting",
     "sparse_overlap", "average_sparse_overlap", "zero_forgetting", "transfer", "storage", "seconds", "device",
     "versions", "data_digests",
 }  # fmt: skip
-
-
-def short(method="exssnet+kkt", seed=0, **changes):
-    return resolve("split-digits", method, seed, **(SHORT | changes))
-
-
-def outcome(record):
-    """What two runs of one configuration must agree in."""
-    return {key: record[key] for key in record if key not in ("seconds",)}
 
 
 @pytest.mark.parametrize("method", ["supsup", "ssnet", "exssnet", "supsup+kkt", "ssnet+kkt", "exssnet+kkt"])
@@ -179,69 +161,6 @@ def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):
         run(short(select="best", seed=5), tmp_path)
 
 
-def test_a_resumed_run_counts_all_its_seconds(tmp_path, monkeypatch):
-    with cut_after(monkeypatch, 5):
-        run(short(), tmp_path, checkpoint_seconds=0)
-    record = run(short(), tmp_path)
-    folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
-    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    for number, seconds in enumerate(record["seconds"]["tasks"], start=1):
-        for phase in ("mask", "weights"):
-            logged = [e["seconds"] for e in events if e.get("phase") == phase and e["task"] == f"task{number}"]
-            assert seconds[phase] == pytest.approx(sum(logged))
-
-
-@pytest.mark.parametrize("head", ["shared", "task"])
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_a_network_with_tensors_of_each_tasks_own_resumes_to_the_same_record(tmp_path, monkeypatch, head, epochs):
-    """Normalisation layers, and heads: many private tensors, which a checkpoint may hold in another order."""
-    config = short(network="resnet18", width=4.0, head=head, mask_epochs=1, weight_epochs=1)
-    whole = run(config, tmp_path / "whole")
-    with cut_after(monkeypatch, epochs):
-        run(config, tmp_path / "cut", checkpoint_seconds=0)
-    assert outcome(run(config, tmp_path / "cut")) == outcome(whole)
-
-
-@pytest.mark.parametrize("what", ["data", "versions"])
-def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monkeypatch, what):
-    with cut_after(monkeypatch, 6):
-        run(short(), tmp_path, checkpoint_seconds=0)
-    module = "exssnet.experiments.run"
-    if what == "versions":
-        monkeypatch.setattr(f"{module}.versions", lambda: {"torch": "1.0"})
-    else:
-        real = prepare
-
-        def other(config):
-            stream, method = real(config)
-            stream.data_digests = {"train": "another"}
-            return stream, method
-
-        monkeypatch.setattr(f"{module}.prepare", other)
-    with pytest.raises(RunError, match="begun with other data, versions"):
-        run(short(), tmp_path)
-
-
-def test_a_run_that_fails_late_keeps_what_it_has(tmp_path, monkeypatch):
-    from exssnet.data.tensors import TensorData
-
-    real = TensorData.batch
-
-    def damaged(self, index, generator=None):
-        if self.classes == 3 and generator is not None:
-            raise DataError("image 7 cannot be decoded: remove it")
-        return real(self, index, generator)
-
-    monkeypatch.setattr(TensorData, "batch", damaged)
-    with pytest.raises(DataError):
-        run(short(), tmp_path, checkpoint_seconds=0)
-    monkeypatch.undo()
-    folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
-    assert (folder / "checkpoint.safetensors").exists()
-    resumed = run(short(), tmp_path)
-    assert outcome(resumed) == outcome(run(short(), tmp_path / "whole"))
-
-
 def test_a_run_that_another_process_finished_meanwhile_is_read_and_not_touched(tmp_path, monkeypatch):
     real = prepare
     rival = {}
@@ -289,107 +208,6 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RunError, match=r"No space left on device\): make room there"):
         run(short(), tmp_path)
-
-
-DAMAGE = {
-    "device: cpu": "device: cuda",
-    "tasks: 3": "tasks: two",
-    "density: 0.1": "density: '0.1'",
-    "stream: split": "stream: nonsense",
-    "benchmark: split-digits": "benchmark: ../../elsewhere",
-    "method: exssnet+kkt": "method: ../exssnet",
-    "kkt_start: bits": "kkt_begin: bits",
-    "seed: 0\nsource": "seed: '0'\nsource",
-    "network: lenet-300-100": "network: [",
-}
-
-
-@pytest.mark.parametrize("line", DAMAGE)
-def test_a_config_file_is_checked_like_a_new_run(tmp_path, line):
-    if "cuda" in DAMAGE[line] and torch.cuda.is_available():
-        pytest.skip("this machine has what the file asks for")
-    text = short().to_yaml()
-    assert line in text
-    file = tmp_path / "config.yaml"
-    file.write_text(text.replace(line, DAMAGE[line]))
-    with pytest.raises(RunError, match=r"config\.yaml") as error:
-        RunConfig.read(file)
-    assert "\n" not in str(error.value)
-
-
-def test_a_config_file_reads_as_it_was_written(tmp_path):
-    file = tmp_path / "config.yaml"
-    configs = [resolve(benchmark, "exssnet", 4) for benchmark in recipes()]
-    configs += [short(), short("supsup", density=0.3), resolve("split-cifar100", "exssnet", 4, optimizer="sgd")]
-    for config in configs:
-        file.write_text(config.to_yaml())
-        assert RunConfig.read(file) == config
-
-
-def test_a_config_file_says_everything_whatever_the_recipe_says_today(tmp_path):
-    file = tmp_path / "config.yaml"
-    config = resolve("split-cifar100", "exssnet", 0, optimizer="adam")
-    file.write_text("".join(line for line in config.to_yaml().splitlines(True) if not line.startswith("weight_decay")))
-    assert RunConfig.read(file) == config
-
-
-def test_a_recipes_decay_goes_with_its_own_optimizer():
-    assert resolve("split-cifar100", "exssnet", 0).weight_decay == 0.1
-    assert resolve("split-cifar100", "exssnet", 0, optimizer="adam").weight_decay is None
-    assert resolve("split-cifar100", "exssnet", 0, optimizer="adam", weight_decay=0.2).weight_decay == 0.2
-
-
-def command(out, *extra):
-    return [
-        sys.executable, "-m", "exssnet", "run", "split-digits", "--method", "exssnet+kkt", "--tasks", "4",
-        "--mask-epochs", "6", "--weight-epochs", "6", "--out", str(out), *extra,
-    ]  # fmt: skip
-
-
-def test_a_run_killed_again_and_again_ends_with_the_same_record_bit_for_bit(tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command(tmp_path / "whole"), check=True, env=environment, capture_output=True)
-    folder = "split-digits/exssnet+kkt/seed-0"
-    whole = json.loads((tmp_path / "whole" / folder / "results.json").read_text())
-
-    killed, interrupted = tmp_path / "killed", 0
-    dice = random.Random(0)
-    log = killed / folder / "log.jsonl"
-    for _ in range(40):
-        process = subprocess.Popen(command(killed, "--checkpoint-seconds", "0"), env=environment,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        lines = len(log.read_text().splitlines()) if log.exists() else 0
-        goal = lines + dice.randint(1, 14)
-        while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < goal):
-            time.sleep(0.002)
-        if process.poll() is None:
-            time.sleep(dice.random() * 0.03)  # anywhere inside an epoch, a checkpoint or an evaluation
-            process.send_signal(signal.SIGKILL)
-            interrupted += 1
-        if process.wait() == 0:
-            break
-    assert interrupted >= 3
-    resumed = json.loads((killed / folder / "results.json").read_text())
-    assert outcome(resumed) == outcome(whole)
-
-    def epochs(root):
-        events = [json.loads(line) for line in (root / folder / "log.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in event.items() if key != "seconds"} for event in events]
-
-    assert epochs(killed) == epochs(tmp_path / "whole")
-    assert {file.name for file in (killed / folder).iterdir()} == {"config.yaml", "log.jsonl", "results.json"}
-
-
-def test_the_config_file_repeats_the_run(tmp_path):
-    first = run(short(), tmp_path / "a")
-    config = tmp_path / "a/split-digits/exssnet+kkt/seed-0/config.yaml"
-    done = subprocess.run(
-        [sys.executable, "-m", "exssnet", "run", "--config", str(config), "--out", str(tmp_path / "b"), "--json"],
-        check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    again = json.loads(done.stdout)
-    assert again["accuracy_matrix"] == first["accuracy_matrix"]
-    assert again["zero_forgetting"] == first["zero_forgetting"]
 
 
 def test_a_network_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):

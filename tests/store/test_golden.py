@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.store.make_golden import answers, own_network
 from tests.store.small import learn
-from tests.store.test_damage import rewrite
+from tests.store.tamper import rewrite
 from torch import nn
 
 from exssnet import Model

@@ -1,7 +1,7 @@
-"""What numba compiles: the kernels of a CPU.
+"""Kernels of a CPU, compiled by numba.
 
-All are in one file, since what was compiled is kept from one process to the next and made anew only when the file of a
-kernel changes, not when another file that it takes something from does.
+All that use one another are in this file, since what was compiled is kept from one process to the next and made anew
+only when the file of a kernel changes, not when another file that it takes something from does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from exssnet.core.jit_numba import jit
+
 WORD = 64  # bits, and numbers in a vector
 ONE = np.uint64(1)
 NARROWEST, FIRST, WIDEST = 0.0005, 0.03, 0.5  # half a band's width, as a share of the threshold
@@ -24,14 +26,6 @@ BLOCK = 192  # inputs whose products are summed up apart
 
 inserted: Callable[[Callable[..., Any]], Any] = intrinsic  # code that is written for the compiler
 carray: Callable[..., Any] = numba.carray  # type: ignore[attr-defined]  # what is at a pointer
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """Compiled when it is first called, and kept for other processes."""
-    try:
-        return numba.njit(cache=True, error_model="numpy")(function)
-    except RuntimeError:  # there is no folder where what was compiled could be kept
-        return numba.njit(error_model="numpy")(function)
 
 
 # Code in vectors of 64 numbers, which the compiler would not make of loops
@@ -393,13 +387,6 @@ def masked_product(x: Any, weights: Any, words: Any, bias: Any, room: Any, whole
 
 
 # Learned values (learned_numba.py)
-
-
-@jit
-def write_values(vector: Any, places: Any, values: Any) -> Any:
-    """Put the values in their places."""
-    for number in range(len(places)):
-        vector[places[number]] = values[number]
 
 
 @jit

@@ -10,9 +10,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from exssnet.core.arrangement import Arrangement
-from exssnet.core.kernels_numba import read_values, write_values
+from exssnet.core.jit_numba import jit
+from exssnet.core.kernels_numba import read_values
 from exssnet.core.linear import Masked, masks_that_help, packed, with_masks
 from exssnet.core.memory import Memory, in_one_piece
+
+
+@jit
+def write_values(vector: Any, places: Any, values: Any) -> Any:
+    """Put the values in their places."""
+    for number in range(len(places)):
+        vector[places[number]] = values[number]
 
 
 class LearnedWeights:

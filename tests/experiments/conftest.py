@@ -1,0 +1,26 @@
+"""Records of runs that nobody has to make."""
+
+import json
+
+import pytest
+from tests.experiments.comparing import RESULTS
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Writes records that differ from a real one in what is named; returns their folder."""
+    real = json.loads((RESULTS / "split-mnist/exssnet/seed-0/results.json").read_text("utf-8"))
+
+    def write(method, accuracies, benchmark="split-mnist", place="a", config=None, settings=None, **changes):
+        for seed, accuracy in enumerate(accuracies):
+            record = (
+                real | {"benchmark": benchmark, "method": method, "seed": seed, "average_accuracy": accuracy} | changes
+            )
+            fields = {"benchmark": benchmark, "method": method, "seed": seed, "class_order_seed": seed} | (config or {})
+            record["config"] = real["config"] | fields | {"settings": real["config"]["settings"] | (settings or {})}
+            file = tmp_path / place / benchmark / method / f"seed-{seed}" / "results.json"
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps(record), "utf-8")
+        return tmp_path
+
+    return write
