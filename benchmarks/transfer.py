@@ -36,13 +36,14 @@ def main() -> None:
     print(f"{options.benchmark}, {settings['mask_epochs']} + {settings['weight_epochs']} epochs, "
           f"{options.seeds} runs, {record['device']}")  # fmt: skip
     by_task, plain = (tasks_of(records[first::2]) for first in (0, 1))
-    before = [statistics.median(task["setup"] for task in runs) for runs in plain]
-    costs = [[task["setup"] - less for task in runs] for runs, less in zip(by_task, before, strict=True)]
-    shares = [[cost / trained(task) for cost, task in zip(*pair, strict=True)]
-              for pair in zip(costs, by_task, strict=True)]  # fmt: skip
-    for number, (spent, runs, some) in enumerate(zip(costs, by_task, shares, strict=True), start=2):
-        print(f"task {number}: {1000 * statistics.median(spent):7.1f} ms of KKT for "
-              f"{statistics.median(map(trained, runs)):6.1f} s of training, "
+    shares = []
+    for number, (runs, without) in enumerate(zip(by_task, plain, strict=True), start=2):
+        less = statistics.median(task["setup"] for task in without)
+        spent = statistics.median(task["setup"] - less for task in runs)
+        some = [(task["setup"] - less) / trained(task) for task in runs]
+        shares.append(some)
+        training = statistics.median(map(trained, runs))
+        print(f"task {number}: {1000 * spent:7.1f} ms of KKT for {training:6.1f} s of training, "
               f"{100 * statistics.median(some):.2f} % ({100 * min(some):.2f} to {100 * max(some):.2f})")  # fmt: skip
     largest, of_a_run = max(map(statistics.median, shares)), max(map(max, shares))
     print(f"largest share {100 * largest:.2f} %, {100 * of_a_run:.2f} % in a single run; at most 1 % wanted")

@@ -14,7 +14,7 @@ PROGRAMS = sorted(
 SMALL = {
     "benchmarks/transfer.py": "--benchmark split-digits --mask-epochs 1 --weight-epochs 1 --seeds 1",
     "results/attention.py": "split-digits --epochs 1 --device cpu",
-    "results/shared_outputs.py": "split-digits --epochs 1 --device cpu --lr 0.01 --schedule published",
+    "results/shared_outputs.py": "split-digits --set epochs=1 --set device=cpu --set schedule=published",
     "results/tune_baselines.py": "split-digits --method lwf --grid strength=1,3 --grid epochs=1 --grid device=cpu",
     "results/unmasked.py": "split-digits --epochs 1 --device cpu",
 }

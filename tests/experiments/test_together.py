@@ -67,9 +67,7 @@ def test_a_device_that_is_not_there_is_refused(gpu):
 @pytest.mark.parametrize(("given", "found"), [(None, "32"), ("4", "4")])
 def test_a_connection_for_every_run_is_asked_for_before_cuda_starts(gpu, given, found):
     """The number is read once, when CUDA starts; to count the devices may start it."""
-    gpu.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given or "")
-    if given is None:
-        gpu.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    gpu.setattr(os, "environ", {"CUDA_DEVICE_MAX_CONNECTIONS": given} if given else {})
     seen = []
 
     def available():

@@ -243,7 +243,7 @@ def _device(name: str) -> str:
 
     from exssnet.train.turns import ask_for_connections
 
-    ask_for_connections()
+    ask_for_connections()  # the questions below may start CUDA
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
