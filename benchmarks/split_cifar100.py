@@ -80,7 +80,8 @@ def main() -> None:
         print(f"KKT and drawing scores: {min(transfer):.2f} to {max(transfer):.2f} % of a task's training")
     if options.json:
         record = {
-            "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches, "wall_s": wall,
+            "command": " ".join(["exssnet", *command[3:]]), "empty_caches": options.empty_caches,
+            "writes_bytecode": not sys.dont_write_bytecode, "wall_s": wall,
             "process_s": ended, "wall_s_a_run": wall / options.runs, "in_run_s": inside,
             "spent_s": spent, "evaluation_percent": share, "kkt_percent": transfer,
             "accuracies": accuracies, "digests": [record["zero_forgetting"]["digests"] for record in records],
