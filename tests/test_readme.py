@@ -39,7 +39,7 @@ def test_the_first_command_prints_what_the_readme_shows(tmp_path):
 
 def test_the_model_directory_prints_what_the_readme_shows(tmp_path):
     commands = block("## A model that keeps learning, on disk")
-    shown = block("The last two print:")
+    shown = block("The last two print")
     here = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
