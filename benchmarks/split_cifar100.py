@@ -42,6 +42,8 @@ def main() -> None:
     methods = options.method.count(",") + 1
     if options.runs < 1 or options.runs % methods:
         parser.error(f"{options.runs} runs of {methods} methods: give a multiple")
+    if options.keep and any(options.keep.rglob("results.json")):
+        parser.error(f"{options.keep} has runs already, which would be read instead of made: give another folder")
 
     with tempfile.TemporaryDirectory() as folder:
         out, environment = options.keep or Path(folder, "runs"), dict(os.environ)

@@ -101,14 +101,16 @@ def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
     The set of magnitudes, the signs, and the order within the bits and outside them stay as drawn.
     """
-    pieces = zip(layout.slices(fresh), layout.slices(mask.to(fresh.device)), strict=True)
-    return torch.cat([_rank_first(scores, bits) for scores, bits in pieces])
+    # all layers at once: on a GPU a sort of each would be some thirty launches a layer
+    by_size = _largest_first(fresh)
+    layer = torch.empty(layout.size, dtype=torch.int16, device=fresh.device)  # so small a type is sorted fast
+    for number, piece in enumerate(layout.slices(layer)):
+        piece.fill_(2 * number)
 
+    def grouped(groups: Tensor) -> Tensor:
+        return by_size[groups[by_size].sort(stable=True).indices]
 
-def _rank_first(scores: Tensor, bits: Tensor) -> Tensor:
-    by_size = _largest_first(scores)
-    lent = bits[by_size]
-    rank = torch.where(lent, lent.cumsum(0), lent.sum() + (~lent).cumsum(0)) - 1  # bits first, in their order
-    arranged = torch.empty_like(scores)
-    arranged[by_size] = scores[by_size].abs()[rank]
-    return torch.where(scores < 0, -arranged, arranged)
+    magnitudes = torch.empty_like(fresh)
+    bits_first = layer + ~mask.to(fresh.device)
+    magnitudes[grouped(bits_first)] = fresh.abs()[grouped(layer)]
+    return magnitudes.copysign_(fresh)
