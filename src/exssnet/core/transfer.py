@@ -101,7 +101,7 @@ def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
     The set of magnitudes, the signs, and the order within the bits and outside them stay as drawn.
     """
-    # all layers at once: on a GPU a sort of each would be some thirty launches a layer
+    # all layers at once: one by one they would be many more launches on a GPU
     by_size = _largest_first(fresh)
     layer = torch.empty(layout.size, dtype=torch.int16, device=fresh.device)  # so small a type is sorted fast
     for number, piece in enumerate(layout.slices(layer)):
