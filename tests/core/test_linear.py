@@ -160,6 +160,41 @@ def test_masks_are_handed_out_only_where_they_help():
     assert all(weight.masked is None for weight in ScoredSubnetwork(dense, "task", 3).layers().values())
 
 
+def with_a_learned_task(density=0.1, execution=CPU):
+    torch.manual_seed(0)
+    network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3), density)
+    network.execute(execution)
+    WeightSubnetwork(ScoredSubnetwork(network, "task", 3), torch.ones_like(network.bank.used)).commit()
+    return network
+
+
+def test_a_learned_task_passes_over_what_its_mask_leaves_out(monkeypatch):
+    x = torch.rand(500, 1, 28, 28)
+    dense = with_a_learned_task(execution=PLAIN).logits(x, "task")
+    calls = products(monkeypatch)
+    network = with_a_learned_task()
+    assert torch.allclose(network.logits(x, "task"), dense, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 1  # one large layer
+    network.logits(x, "task")
+    network.features(x, "task")
+    assert len(calls) == 3
+    masks = {name: weight.masked.bits for name, weight in network.ready("task").items() if hasattr(weight, "masked")}
+    assert list(masks) == [network.layout.layers[0].name]
+    (bits,) = masks.values()
+    assert (bits == linear.packed(network.layout.slices(network.mask("task"))[0])).all()
+
+
+def test_a_learned_task_is_computed_densely_where_its_mask_does_not_help(monkeypatch):
+    calls = products(monkeypatch)
+    x = torch.rand(64, 1, 28, 28)
+    with_a_learned_task(density=0.5).logits(x, "task")
+    with_a_learned_task(execution=PLAIN).logits(x, "task")
+    monkeypatch.delattr("exssnet.core.linear_numba")
+    monkeypatch.setitem(sys.modules, "exssnet.core.linear_numba", None)  # an import of it fails now
+    with_a_learned_task().logits(x, "task")
+    assert not calls
+
+
 def test_weights_that_somebody_keeps_keep_their_masks():
     network = MaskedNetwork(build("lenet-300-100", (1, 28, 28), 3))
     network.execute(CPU)

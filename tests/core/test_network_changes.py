@@ -212,12 +212,12 @@ def test_the_cache_keeps_as_many_tasks_as_it_has_room_for_those_asked_last():
     size = net.layout.size * 4
     for room in (0, size, 3 * size, 10 * size):
         net.cache_bytes = room
-        net._arranged.clear()
+        net._ready.clear()
         asked: list[str] = []
         for name in ["task4", *net.tasks, "task1", "task3", "task1", "task0"]:
             assert torch.equal(net.logits(X, name), before[name])
             asked = [*(other for other in asked if other != name), name][-max(1, room // size) :]
-            assert list(net._arranged) == asked
+            assert list(net._ready) == asked
 
 
 def test_the_cache_never_answers_for_a_task_of_the_same_name_that_is_gone():

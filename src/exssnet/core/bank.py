@@ -5,23 +5,29 @@ The union of all masks is kept and updated with each task, so a question about "
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from exssnet.errors import InputError
 
 
+@cache
+def _places(device: torch.device) -> Tensor:
+    """The bits of a byte, the lowest first."""
+    return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device)
+
+
 def pack(mask: Tensor) -> Tensor:
     """Bits of a bool vector, eight to a byte (uint8), the first bit lowest; padded with zeros."""
     bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
-    places = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    return (bits * places).sum(1, dtype=torch.uint8)
+    return (bits * _places(mask.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
     """The bool vector of the given length that `pack` packed."""
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed[:, None] >> places & 1).bool().view(-1)[:size]
+    return (packed[:, None] & _places(packed.device)).bool().view(-1)[:size]
 
 
 class Bank:

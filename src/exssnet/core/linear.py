@@ -53,6 +53,19 @@ def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int])
     ]
 
 
+def pass_over_zeros(weights: Iterable[Tensor]) -> None:
+    """Give weights that stay as they are the masks of what is not zero in them, where that helps."""
+    try:
+        from exssnet.core import linear_numba  # noqa: F401
+    except ImportError:  # no numba, or one that does not fit this numpy
+        return
+    for weight in weights:
+        if weight.device.type == "cpu" and weight.ndim == 2 and weight.numel() >= LARGE:
+            present = weight.reshape(-1) != 0
+            if int(present.count_nonzero()) <= FEW * len(present):
+                weight.masked = Masked(packed(present))  # type: ignore[attr-defined]
+
+
 def with_masks(layout: Layout, weights: Iterable[Tensor], masks: Iterable[Masked | None]) -> dict[str, Tensor]:
     """The weights by name, and with them their masks, which must be right for as long as the weights are used."""
     named = {}

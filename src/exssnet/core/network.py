@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exssnet.core import initialise, side
+from exssnet.core import initialise, linear, side
 from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
@@ -105,7 +105,7 @@ class MaskedNetwork:
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
         self.arrangement = arrange(self.runner, self.layout, execution, self.weights.device)
-        self._arranged: OrderedDict[str, Tensor] = OrderedDict()  # of the tasks asked for last
+        self._ready: OrderedDict[str, dict[str, Tensor]] = OrderedDict()  # weights of the tasks asked for last
 
     @property
     def execution(self) -> Execution:
@@ -145,7 +145,7 @@ class MaskedNetwork:
     def logits(self, x: Tensor, task: str) -> Tensor:
         learned = self.task(task)
         with torch.no_grad():
-            return self.run(self.layers(self.arranged(task)), learned.private, learned.classes, x, training=False)
+            return self.run(self.ready(task), learned.private, learned.classes, x, training=False)
 
     def features(self, x: Tensor, task: str) -> Tensor:
         """What the head layer sees under the task's subnetwork, flattened to [B, features]."""
@@ -155,7 +155,7 @@ class MaskedNetwork:
     def tensors(self, task: str) -> dict[str, Tensor]:
         """All tensors of the module under a task, as it runs with them."""
         learned = self.task(task)
-        return self._tensors(self.layers(self.arranged(task)), learned.private, learned.classes)
+        return self._tensors(self.ready(task), learned.private, learned.classes)
 
     def input(self, x: Tensor) -> Tensor:
         """In the weights' number type; indices, such as tokens, as they are."""
@@ -171,17 +171,19 @@ class MaskedNetwork:
         self.task(task)
         return self.bank.mask(list(self.tasks).index(task))
 
-    def arranged(self, task: str) -> Tensor:
-        """The shared weights under the task's mask, as the module runs with them."""
+    def ready(self, task: str) -> dict[str, Tensor]:
+        """The shared weights under the task's mask by layer, as the module runs with them."""
         with self._lock:  # several threads may ask
-            found = self._arranged.get(task)
+            found = self._ready.get(task)
             if found is None:
-                found = self.arrangement(self._masked(task))
-                room = max(1, self.cache_bytes // max(1, found.numel() * found.element_size()))
-                while len(self._arranged) >= room:
-                    self._arranged.popitem(last=False)
-                self._arranged[task] = found
-            self._arranged.move_to_end(task)
+                arranged = self.arrangement(self._masked(task))
+                room = max(1, self.cache_bytes // max(1, arranged.numel() * arranged.element_size()))
+                while len(self._ready) >= room:
+                    self._ready.popitem(last=False)
+                found = self._ready[task] = self.layers(arranged)
+                if self.execution.masked_linear:
+                    linear.pass_over_zeros(found.values())
+            self._ready.move_to_end(task)
             return found
 
     def _masked(self, task: str) -> Tensor:
@@ -253,7 +255,7 @@ class MaskedNetwork:
         tensors, no training touches; so many tasks' are read again each time, in turn, and all of them by `verify`.
         """
         self.check_new(task, classes)
-        self._arranged.clear()
+        self._ready.clear()
         self.weights[index] = values.detach()
         if exclusive:
             self._check_earlier()
@@ -274,7 +276,7 @@ class MaskedNetwork:
         mask = self.mask(task)
         self.bank.remove(index)
         del self.tasks[task]
-        self._arranged.clear()
+        self._ready.clear()
         alone = mask & ~self._read()
         self.weights[alone] = first.to(self.weights)[alone]
         self.verify().require()
@@ -305,7 +307,7 @@ class MaskedNetwork:
         apart = (mask & (self.weights != masked)).nonzero().view(-1)
         overlap = self.bank.overlap(mask)
         self.bank.add(mask)
-        self._arranged.clear()
+        self._ready.clear()
         own = {name: tensor.to(self.device) for name, tensor in private.items()}
         learned = LearnedTask(**card, private=own, apart=(apart, masked[apart]) if len(apart) else None)
         learned.overlap, learned.trained_weights = overlap, int(free.count_nonzero())
@@ -356,7 +358,7 @@ class MaskedNetwork:
     # --- moving and storing ------------------------------------------------------------------------------
 
     def to(self, device: str | torch.device) -> MaskedNetwork:
-        self._arranged.clear()
+        self._ready.clear()
         self.weights = self.weights.to(device)
         self.bank.to(device)
         self.arrangement.to(device)
@@ -379,7 +381,7 @@ class MaskedNetwork:
 
     def load_state(self, tensors: Mapping[str, Tensor], cards: list[dict[str, Any]]) -> None:
         """Take over what `state` gave, on a network built the same way. The caller verifies it."""
-        self._arranged.clear()
+        self._ready.clear()
         self.weights = tensors["weights"].to(self.device).clone()
         self.bank.load([tensors[f"task.{index}.mask"] for index in range(len(cards))])
         self.tasks = {}

@@ -30,11 +30,12 @@ class _Form:
         self.narrow = convolution.fit(skeleton, convolutions, execution)
         if execution.masked_linear:
             linear.fit(skeleton)
-        self.lock = threading.RLock()  # tensors are swapped into the one skeleton
+        self.lock = threading.RLock()  # tensors are put into the one skeleton
+        self._places = _places(skeleton)
         self.compiled: Call | None = None
         self.rehearsed: set[tuple[torch.Size, bool]] = set()
         if execution.compiled_batch:
-            compiled = torch.compile(self.call, dynamic=False, options=_compiler_options())
+            compiled = torch.compile(self._traced, dynamic=False, options=_compiler_options())
 
             def called(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
                 with torch._dynamo.config.patch(recompile_limit=1000):  # every thread has its own; heads differ in size
@@ -44,9 +45,25 @@ class _Form:
             self.compiled = called
 
     def call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        if self.execution.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        output = functional_call(self.skeleton, tensors, (x,))
+        """The skeleton's output under these tensors. `functional_call` would take longer than many a small network."""
+        empty = [holder[short] for holder, short, _ in self._places]
+        try:
+            for holder, short, name in self._places:
+                holder[short] = tensors[name]
+            return self._finished(self.skeleton(self._ordered(x)))
+        finally:
+            for (holder, short, _), tensor in zip(self._places, empty, strict=True):
+                holder[short] = tensor
+
+    def _traced(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The same in the words that the compiler knows."""
+        return self._finished(functional_call(self.skeleton, tensors, (self._ordered(x),)))
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        last = self.execution.channels_last and x.ndim == 4
+        return x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def _finished(self, output: Any) -> Tensor:
         out: Tensor = getattr(output, "logits", output)
         # the loss and the choice of a class are never in a low precision
         return out if self.execution.autocast is None else out.float()
@@ -196,6 +213,18 @@ class Runner:
             skeleton.train(training)
             for name in self._still:
                 skeleton.get_submodule(name).eval()
+
+
+def _places(skeleton: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
+    """Where tensors are put: a submodule's parameters or buffers, the name there, and the whole name."""
+    names = {id(tensor): name for name, tensor in (*skeleton.named_parameters(), *skeleton.named_buffers())}
+    return [
+        (held, short, names[id(tensor)])  # of a tensor in several places, the name is that of the first
+        for part in skeleton.modules()
+        for held in (part._parameters, part._buffers)
+        for short, tensor in held.items()
+        if tensor is not None
+    ]
 
 
 def _take_out_unread(skeleton: nn.Module) -> set[str]:

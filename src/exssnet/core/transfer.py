@@ -13,7 +13,7 @@ from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
 CHUNK = {"cpu": 64, "cuda": 640}  # inputs run through a subnetwork at once
-AT_ONCE = 1 << 20  # numbers in the features of earlier tasks that are scored together: memory stays small
+AT_ONCE = 1 << 20  # distances under earlier tasks that are looked at together: memory stays small
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -30,9 +30,9 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     waiting: list[Tensor] = []
     found: list[Tensor] = []
     for number, task in enumerate(network.tasks, start=1):
-        waiting.append(_features(network, x, task))
+        waiting.append(_distances(_features(network, x, task)))
         if number == len(network.tasks) or len(waiting) * waiting[0].numel() >= AT_ONCE:
-            found.append(_knn_accuracies(torch.stack(waiting), y, classes, neighbours))
+            found.append(_vote_accuracies(torch.stack(waiting), y, classes, neighbours))
             waiting = []
     accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
@@ -52,21 +52,26 @@ def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
     for done in range(0, len(x), size):
         start = max(min(done, len(x) - size), 0)
         pieces.append(network.features(x[start : done + size], task)[done - start :])
-    return torch.cat(pieces)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:
     """Accuracy of a nearest-neighbour vote: the first 66 % are fitted, the rest scored; ties to the nearest."""
-    return float(_knn_accuracies(features[None], labels, classes, neighbours))
+    return float(_vote_accuracies(_distances(features)[None], labels, classes, neighbours))
 
 
-def _knn_accuracies(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Tensor:
-    """The same for several tasks' features, [tasks, inputs, features]."""
-    fitted = features.shape[1] * FIT_PERCENT // 100
-    if fitted == 0 or fitted == features.shape[1]:
-        return torch.zeros(len(features), dtype=torch.float64, device=features.device)
-    known, asked = features[:, :fitted].float(), features[:, fitted:].float()
-    distances = torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
+def _distances(features: Tensor) -> Tensor:
+    """From each input that is asked for to each that is fitted, [asked, fitted]."""
+    features = features.float()
+    known, asked = features.tensor_split([len(features) * FIT_PERCENT // 100])
+    return torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _vote_accuracies(distances: Tensor, labels: Tensor, classes: int, neighbours: int) -> Tensor:
+    """The accuracies of several tasks' votes, from distances [tasks, asked, fitted]."""
+    tasks, asked, fitted = distances.shape
+    if asked == 0 or fitted == 0:
+        return torch.zeros(tasks, dtype=torch.float64, device=distances.device)
     nearest = _smallest(distances, min(neighbours, fitted))
     votes = torch.nn.functional.one_hot(labels[:fitted][nearest], classes)  # [tasks, asked, k, classes]
     k = votes.shape[2]
