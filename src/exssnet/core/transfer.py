@@ -72,13 +72,13 @@ def _vote_accuracies(distances: Tensor, labels: Tensor, classes: int, neighbours
     tasks, asked, fitted = distances.shape
     if asked == 0 or fitted == 0:
         return torch.zeros(tasks, dtype=torch.float64, device=distances.device)
-    nearest = _smallest(distances, min(neighbours, fitted))
-    votes = torch.nn.functional.one_hot(labels[:fitted][nearest], classes)  # [tasks, asked, k, classes]
-    k = votes.shape[2]
-    ranks = torch.arange(k, device=votes.device)[:, None]
-    first = torch.where(votes > 0, ranks, k).amin(2)  # rank of each class's nearest member
+    nearest = labels[:fitted][_smallest(distances, min(neighbours, fitted))]  # [tasks, asked, k]
+    k = nearest.shape[2]
+    votes = nearest.new_zeros(tasks, asked, classes).scatter_add_(2, nearest, torch.ones_like(nearest))
+    ranks = torch.arange(k, device=nearest.device).expand_as(nearest)
+    first = nearest.new_full(votes.shape, k).scatter_reduce_(2, nearest, ranks, "amin")  # of each class's members
     # more votes win; among equals the class seen at the lower rank
-    choice = (votes.sum(2) * (k + 1) - first).argmax(2)
+    choice = (votes * (k + 1) - first).argmax(2)
     return (choice == labels[fitted:]).double().mean(1)
 
 
