@@ -45,7 +45,7 @@ class _Form:
             self.compiled = called
 
     def call(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """The skeleton's output under these tensors. `functional_call` would take longer than many a small network."""
+        """The skeleton's output under these tensors, as `functional_call` gives it, at less cost."""
         empty = [holder[short] for holder, short, _ in self._places]
         try:
             for holder, short, name in self._places:
