@@ -27,6 +27,15 @@ def test_packing_is_a_round_trip_at_one_bit_per_weight(size, seed):
     assert torch.equal(unpack(packed, size), mask)
 
 
+@given(sizes, st.integers(1, 5), st.integers(0, 2**31))
+def test_several_masks_are_unpacked_at_once_as_one_by_one(size, tasks, seed):
+    masks, bank = random_masks(size, tasks, seed), Bank(size)
+    for mask in masks:
+        bank.add(mask)
+    some = [*range(tasks), 0]
+    assert torch.equal(bank.masks(some), torch.stack([masks[index] for index in some]))
+
+
 @given(sizes, st.integers(1, 12), st.integers(0, 2**31))
 def test_used_free_overlap_and_owners_follow_from_the_masks(size, tasks, seed):
     masks = random_masks(size, tasks, seed)

@@ -5,6 +5,7 @@ The union of all masks is kept and updated with each task, so a question about "
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -26,8 +27,8 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """The bool vector of the given length that `pack` packed."""
-    return (packed[:, None] & _places(packed.device)).bool().view(-1)[:size]
+    """The bool vector of the given length that `pack` packed, or several, one in a row."""
+    return (packed[..., None] & _places(packed.device)).bool().flatten(-2)[..., :size]
 
 
 class Bank:
@@ -52,6 +53,10 @@ class Bank:
 
     def mask(self, index: int) -> Tensor:
         return unpack(self._packed[index], self.size)
+
+    def masks(self, indices: Iterable[int]) -> Tensor:
+        """Several, one in a row."""
+        return unpack(torch.stack([self._packed[index] for index in indices]), self.size)
 
     def packed(self, index: int) -> Tensor:
         """The stored bytes of one mask."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -174,27 +174,36 @@ class MaskedNetwork:
     def ready(self, task: str) -> dict[str, Tensor]:
         """The shared weights under the task's mask by layer, as the module runs with them."""
         with self._lock:  # several threads may ask
-            found = self._ready.get(task)
-            if found is None:
-                arranged = self.arrangement(self._masked(task))
-                room = max(1, self.cache_bytes // max(1, arranged.numel() * arranged.element_size()))
-                while len(self._ready) >= room:
-                    self._ready.popitem(last=False)
-                found = self._ready[task] = self.layers(arranged)
-                if self.execution.masked_linear:
-                    linear.pass_over_zeros(found.values())
+            if task not in self._ready:
+                self.make_ready([task])
             self._ready.move_to_end(task)
-            return found
+            return self._ready[task]
 
-    def _masked(self, task: str) -> Tensor:
-        """The vector of weights as the task sees it."""
-        masked = keep_only(self.weights, self.mask(task))
-        apart = self.tasks[task].apart
-        return masked if apart is None else masked.index_put((apart[0],), apart[1])
+    def make_ready(self, tasks: Sequence[str]) -> None:
+        """Make at once what several tasks, asked for next, run with. It is kept also where there is no room for all."""
+        with self._lock:
+            masked = self._masked(tasks)
+            room = self.cache_bytes // max(1, self.arrangement.size * masked.element_size())
+            while self._ready and len(self._ready) + len(tasks) > room:
+                self._ready.popitem(last=False)
+            for task, weights in zip(tasks, masked.to(self.execution.autocast or masked.dtype), strict=True):
+                layers = self._ready[task] = self.layers(self.arrangement(weights))
+                if self.execution.masked_linear:
+                    linear.pass_over_zeros(layers.values())
+
+    def _masked(self, tasks: Sequence[str]) -> Tensor:
+        """The vectors of weights as the tasks see them, one in a row."""
+        places = {name: place for place, name in enumerate(self.tasks)}
+        masked = keep_only(self.weights, self.bank.masks(places[task] for task in tasks))
+        for row, task in zip(masked, tasks, strict=True):
+            apart = self.tasks[task].apart
+            if apart is not None:
+                row[apart[0]] = apart[1]
+        return masked
 
     def effective(self, task: str) -> dict[str, Tensor]:
         """The shared weights under the task's mask, by name: what is baked, and what the digests are of."""
-        return self.layout.tensors(self._masked(task))
+        return self.layout.tensors(self._masked([task])[0])
 
     def bake(self, task: str) -> nn.Module:
         """A plain module with this task's effective weights and private tensors, in evaluation mode."""

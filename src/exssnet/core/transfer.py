@@ -13,7 +13,7 @@ from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
 CHUNK = {"cpu": 64, "cuda": 640}  # inputs run through a subnetwork at once
-AT_ONCE = 1 << 20  # distances under earlier tasks that are looked at together: memory stays small
+AT_ONCE = 1 << 22  # weights, or distances, of earlier tasks that are made together: memory stays small
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -27,13 +27,14 @@ class Transfer:
 
 def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neighbours: int = 10) -> Transfer:
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
-    waiting: list[Tensor] = []
+    names = list(network.tasks)
+    fitted = _fitted(len(x))
+    several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted)))
     found: list[Tensor] = []
-    for number, task in enumerate(network.tasks, start=1):
-        waiting.append(_distances(_features(network, x, task)))
-        if number == len(network.tasks) or len(waiting) * waiting[0].numel() >= AT_ONCE:
-            found.append(_vote_accuracies(torch.stack(waiting), y, classes, neighbours))
-            waiting = []
+    for some in (names[start : start + several] for start in range(0, len(names), several)):
+        network.make_ready(some)
+        distances = torch.stack([_distances(_features(network, x, task)) for task in some])
+        found.append(_vote_accuracies(distances, y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
@@ -60,10 +61,15 @@ def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int
     return float(_vote_accuracies(_distances(features)[None], labels, classes, neighbours))
 
 
+def _fitted(inputs: int) -> int:
+    """How many of the inputs are fitted."""
+    return inputs * FIT_PERCENT // 100
+
+
 def _distances(features: Tensor) -> Tensor:
     """From each input that is asked for to each that is fitted, [asked, fitted]."""
     features = features.float()
-    known, asked = features.tensor_split([len(features) * FIT_PERCENT // 100])
+    known, asked = features.tensor_split([_fitted(len(features))])
     return torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
 
 
