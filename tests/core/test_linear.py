@@ -169,26 +169,37 @@ def with_a_learned_task(density=0.1, execution=CPU):
 
 
 def test_a_learned_task_passes_over_what_its_mask_leaves_out(monkeypatch):
-    x = torch.rand(500, 1, 28, 28)
-    dense = with_a_learned_task(execution=PLAIN).logits(x, "task")
+    x, plain = torch.rand(500, 1, 28, 28), with_a_learned_task(execution=PLAIN)
+    dense = [plain.logits(x, "task"), plain.features(x, "task")]
     calls = products(monkeypatch)
     network = with_a_learned_task()
-    assert torch.allclose(network.logits(x, "task"), dense, rtol=1e-4, atol=1e-5)
-    assert len(calls) == 1  # one large layer
-    network.logits(x, "task")
-    network.features(x, "task")
-    assert len(calls) == 3
+    ours = [network.logits(x, "task"), network.features(x, "task")]
+    torch.testing.assert_close(ours, dense, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2  # one large layer
     masks = {name: weight.masked.bits for name, weight in network.ready("task").items() if hasattr(weight, "masked")}
     assert list(masks) == [network.layout.layers[0].name]
     (bits,) = masks.values()
     assert (bits == linear.packed(network.layout.slices(network.mask("task"))[0])).all()
 
 
+def test_what_a_task_has_apart_from_the_shared_weights_is_not_passed_over():
+    x, network = torch.rand(64, 1, 28, 28), with_a_learned_task()
+    places = network.mask("task").nonzero().view(-1)[:100]
+    network.tasks["task"].apart = (places, torch.linspace(1, 2, 100))
+    network._ready.clear()
+    ours = network.logits(x, "task")
+    network.execute(PLAIN)
+    torch.testing.assert_close(ours, network.logits(x, "task"), rtol=1e-4, atol=1e-4)
+
+
 def test_a_learned_task_is_computed_densely_where_its_mask_does_not_help(monkeypatch):
     calls = products(monkeypatch)
     x = torch.rand(64, 1, 28, 28)
     with_a_learned_task(density=0.5).logits(x, "task")
-    with_a_learned_task(execution=PLAIN).logits(x, "task")
+    assert not any(hasattr(weight, "masked") for weight in with_a_learned_task(execution=PLAIN).ready("task").values())
+    torch.set_num_threads(2)
+    assert not any(hasattr(weight, "masked") for weight in with_a_learned_task().ready("task").values())
+    torch.set_num_threads(1)
     monkeypatch.delattr("exssnet.core.linear_numba")
     monkeypatch.setitem(sys.modules, "exssnet.core.linear_numba", None)  # an import of it fails now
     with_a_learned_task().logits(x, "task")

@@ -220,19 +220,37 @@ def test_the_cache_keeps_as_many_tasks_as_it_has_room_for_those_asked_last():
             assert list(net._ready) == asked
 
 
-def test_tasks_that_are_made_ready_at_once_run_as_one_by_one_and_make_room_for_the_next():
+def test_tasks_that_are_made_ready_at_once_run_as_one_by_one_and_are_let_go():
     net = network()
     for number in range(4):
         learn(net, f"task{number}", number)
     before = logits(net)
-    net.make_ready(["task3", "task1"])
-    assert list(net._ready) == ["task3", "task1"]
-    made = dict(net._ready)
-    assert torch.equal(net.logits(X, "task1"), before["task1"])
-    assert torch.equal(net.logits(X, "task3"), before["task3"])
-    assert all(net.ready(name) is made[name] for name in made)
+    with net.all_ready(["task3", "task1"]):
+        made = dict(net._ready)
+        assert list(made) == ["task3", "task1"]
+        assert torch.equal(net.logits(X, "task1"), before["task1"])
+        assert torch.equal(net.logits(X, "task3"), before["task3"])
+        assert all(net.ready(name) is made[name] for name in made)
+    assert not net._ready
     assert torch.equal(net.logits(X, "task0"), before["task0"])
-    assert list(net._ready) == ["task0"]
+
+
+def test_a_task_that_is_not_there_is_refused_by_name():
+    net = network()
+    learn(net, "task0", 0)
+    for ask in (net.mask, net.effective, net.ready, net.bake, lambda name: net.logits(X, name)):
+        with pytest.raises(InputError, match="no task 'other' has been learned"):
+            ask("other")
+
+
+def test_an_answer_in_inference_mode_leaves_nothing_that_fails_outside_of_it():
+    net = network()
+    learn(net, "task0", 0)
+    before = logits(net)["task0"]
+    net._ready.clear()
+    with torch.inference_mode():
+        assert torch.equal(net.logits(X, "task0"), before)
+    assert torch.equal(net.logits(X, "task0"), before)
 
 
 def test_the_cache_never_answers_for_a_task_of_the_same_name_that_is_gone():

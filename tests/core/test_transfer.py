@@ -104,8 +104,8 @@ def test_candidates_are_scored_several_at_once_as_one_by_one(monkeypatch):
     network, (x, y) = model._method.network, planted(1)
     wanted = {name: knn_accuracy(network.features(x, name), y, 2) for name in network.tasks}
     assert len(set(wanted.values())) > 1
-    fitted, groups, plain = transfer._fitted(len(x)), [], MaskedNetwork.make_ready
-    monkeypatch.setattr(MaskedNetwork, "make_ready", lambda net, tasks: groups.append(len(tasks)) or plain(net, tasks))
+    fitted, groups, plain = transfer._fitted(len(x)), [], MaskedNetwork.all_ready
+    monkeypatch.setattr(MaskedNetwork, "all_ready", lambda net, tasks: groups.append(len(tasks)) or plain(net, tasks))
     for tasks in (1, 2, 5, 9):
         monkeypatch.setattr(transfer, "AT_ONCE", tasks * max(network.layout.size, fitted * (len(x) - fitted)))
         groups.clear()

@@ -55,15 +55,18 @@ def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int])
 
 def pass_over_zeros(weights: Iterable[Tensor]) -> None:
     """Give weights that stay as they are the masks of what is not zero in them, where that helps."""
+    large = [weight for weight in weights if weight.ndim == 2 and weight.numel() >= LARGE]
+    of_use = [weight for weight in large if weight.device.type == "cpu" and weight.dtype == torch.float32]
+    if not of_use or torch.get_num_threads() > 1:
+        return
     try:
         from exssnet.core import linear_numba  # noqa: F401
     except ImportError:  # no numba, or one that does not fit this numpy
         return
-    for weight in weights:
-        if weight.device.type == "cpu" and weight.ndim == 2 and weight.numel() >= LARGE:
-            present = weight.reshape(-1) != 0
-            if int(present.count_nonzero()) <= FEW * len(present):
-                weight.masked = Masked(packed(present))  # type: ignore[attr-defined]
+    for weight in of_use:
+        present = weight.reshape(-1) != 0
+        if int(present.count_nonzero()) <= FEW * len(present):
+            weight.masked = Masked(packed(present))  # type: ignore[attr-defined]
 
 
 def with_masks(layout: Layout, weights: Iterable[Tensor], masks: Iterable[Masked | None]) -> dict[str, Tensor]:

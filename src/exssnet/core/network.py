@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -175,30 +176,40 @@ class MaskedNetwork:
         """The shared weights under the task's mask by layer, as the module runs with them."""
         with self._lock:  # several threads may ask
             if task not in self._ready:
-                self.make_ready([task])
+                self._make_ready([task])
             self._ready.move_to_end(task)
             return self._ready[task]
 
-    def make_ready(self, tasks: Sequence[str]) -> None:
-        """Make at once what several tasks, asked for next, run with. It is kept also where there is no room for all."""
+    @contextmanager
+    def all_ready(self, tasks: Sequence[str]) -> Iterator[None]:
+        """Have what several tasks run with made at once, and kept meanwhile whether there is room for it or not."""
         with self._lock:
-            masked = self._masked(tasks)
-            room = self.cache_bytes // max(1, self.arrangement.size * masked.element_size())
-            while self._ready and len(self._ready) + len(tasks) > room:
-                self._ready.popitem(last=False)
-            for task, weights in zip(tasks, masked.to(self.execution.autocast or masked.dtype), strict=True):
-                layers = self._ready[task] = self.layers(self.arrangement(weights))
-                if self.execution.masked_linear:
-                    linear.pass_over_zeros(layers.values())
+            self._make_ready(tasks)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                self._ready.pop(task, None)
+
+    @torch.inference_mode(False)  # it will be of use outside of that as well
+    def _make_ready(self, tasks: Sequence[str]) -> None:
+        masked = self._masked(tasks)
+        room = self.cache_bytes // max(1, self.arrangement.size * masked.element_size())
+        while self._ready and len(self._ready) + len(tasks) > room:
+            self._ready.popitem(last=False)
+        for task, weights in zip(tasks, masked.to(self.execution.autocast or masked.dtype), strict=True):
+            layers = self._ready[task] = self.layers(self.arrangement(weights))
+            if self.execution.masked_linear:
+                linear.pass_over_zeros(layers.values())
 
     def _masked(self, tasks: Sequence[str]) -> Tensor:
         """The vectors of weights as the tasks see them, one in a row."""
+        learned = [self.task(task) for task in tasks]
         places = {name: place for place, name in enumerate(self.tasks)}
         masked = keep_only(self.weights, self.bank.masks(places[task] for task in tasks))
-        for row, task in zip(masked, tasks, strict=True):
-            apart = self.tasks[task].apart
-            if apart is not None:
-                row[apart[0]] = apart[1]
+        for row, task in zip(masked, learned, strict=True):
+            if task.apart is not None:
+                row[task.apart[0]] = task.apart[1]
         return masked
 
     def effective(self, task: str) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted)))
     found: list[Tensor] = []
     for some in (names[start : start + several] for start in range(0, len(names), several)):
-        network.make_ready(some)
-        distances = torch.stack([_distances(_features(network, x, task)) for task in some])
+        with network.all_ready(some):
+            distances = torch.stack([_distances(_features(network, x, task)) for task in some])
         found.append(_vote_accuracies(distances, y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
