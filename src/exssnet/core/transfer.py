@@ -104,7 +104,10 @@ def _keys(values: Tensor) -> Tensor:
     """Integers in the order of the values' magnitudes, those of equals in the order of their places along a row."""
     # the bits of floats from zero up are in the order of the floats; without its sign, a NaN is the largest
     places = torch.arange(values.shape[-1], device=values.device)
-    return ((values.view(torch.int32) & MAGNITUDE).long() << 32) | places
+    keys = (values.view(torch.int32) & MAGNITUDE).long()
+    keys <<= 32
+    keys |= places
+    return keys
 
 
 def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
