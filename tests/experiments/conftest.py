@@ -12,12 +12,13 @@ def put(tmp_path):
     real = json.loads((RESULTS / "split-mnist/exssnet/seed-0/results.json").read_text("utf-8"))
 
     def write(method, accuracies, benchmark="split-mnist", place="a", config=None, settings=None, **changes):
+        own = {"kkt": method.endswith("+kkt")} | (settings or {})
         for seed, accuracy in enumerate(accuracies):
             record = (
                 real | {"benchmark": benchmark, "method": method, "seed": seed, "average_accuracy": accuracy} | changes
             )
             fields = {"benchmark": benchmark, "method": method, "seed": seed, "class_order_seed": seed} | (config or {})
-            record["config"] = real["config"] | fields | {"settings": real["config"]["settings"] | (settings or {})}
+            record["config"] = real["config"] | fields | {"settings": real["config"]["settings"] | own}
             file = tmp_path / place / benchmark / method / f"seed-{seed}" / "results.json"
             file.parent.mkdir(parents=True)
             file.write_text(json.dumps(record), "utf-8")

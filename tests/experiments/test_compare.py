@@ -116,6 +116,18 @@ def test_runs_with_other_settings_are_rows_of_their_own_and_say_what_differs(put
     assert label.replace("_", r"\_") in FORMATS["latex"]([first, second])
 
 
+def test_how_kkt_lends_matters_only_where_there_is_kkt(put):
+    for method in ("ssnet", "ssnet+kkt"):
+        put(method, [90.0])
+        folder = put(method, [92.0], place="b", settings={"kkt_start": "scores"}, seed=1)
+    found = [(row.method, row.seeds, row.accuracy[0], row.differs) for row in rows(folder)]
+    assert found == [
+        ("ssnet+kkt", 1, 92.0, ("kkt_start=scores",)),
+        ("ssnet", 2, 91.0, ()),
+        ("ssnet+kkt", 1, 90.0, ("kkt_start=bits",)),
+    ]
+
+
 def test_runs_of_other_tasks_are_another_block_with_a_best_of_its_own(put):
     put("exssnet", [90.0, 92.0])
     folder = put("er", [99.0, 99.0], place="b", config={"tasks": 2})

@@ -100,6 +100,12 @@ def read(folders: Iterable[Path]) -> list[Run]:
     return [_run(file) for file in files.values()]
 
 
+def _matters(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether runs that differ in this setting are rows apart. A run without KKT has no use for how it lends."""
+    idle = name.startswith("kkt_") and not settings.get("kkt", True)
+    return name not in NOT_COMPARED and not idle
+
+
 def _run(file: Path) -> Run:
     try:
         record = json.loads(file.read_text("utf-8"))
@@ -113,7 +119,7 @@ def _run(file: Path) -> Run:
             bool(record["miniature"]),
             str(record["method"]),
             (int(record["seed"]), int(config["class_order_seed"]) if config["class_order"] == "seed" else 0),
-            {name: value for name, value in settings.items() if name not in NOT_COMPARED} | {EPOCHS: _epochs(record)},
+            {name: value for name, value in settings.items() if _matters(name, settings)} | {EPOCHS: _epochs(record)},
             _finite(record["average_accuracy"]),
             None if lost is None else _finite(lost),
             None if overlap is None else 100 * _finite(overlap),
