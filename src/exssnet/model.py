@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.execution import EVALUATED
+from exssnet.core.execution import at_once
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.data.inputs import as_data, as_inputs, count_classes
@@ -141,7 +141,8 @@ class Model:
         network = self._method.network
         inputs = as_inputs(x).to(network.device)
         network.check_input(inputs[:1], network.task(task).classes)
-        return torch.cat([network.logits(batch, task) for batch in torch.split(inputs, EVALUATED)])
+        batches = torch.split(inputs, at_once(inputs.shape[1:], inputs.device))
+        return torch.cat([network.logits(batch, task) for batch in batches])
 
     def probabilities(self, x: Array, task: str) -> Tensor:
         """Softmax of the outputs [N, classes]."""

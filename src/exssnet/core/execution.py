@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -20,7 +22,17 @@ class Execution:
     structure: str = ""  # networks that give the same name here are built alike, and share what is compiled
 
 
-EVALUATED = 500  # inputs in a batch that is not trained on; on a GPU kernels depend on how many there are
+EVALUATED = 500  # inputs in a batch that is not trained on, at most; on a GPU kernels depend on how many there are
+FEWEST = 16  # on a CPU
+NEAR = 3 << 17  # numbers in such a batch there: more, and what layers pass on does not stay in its caches
+
+
+def at_once(shape: Sequence[int], device: torch.device) -> int:
+    """How many inputs of this shape to compute at once where nothing is trained."""
+    if device.type != "cpu":
+        return EVALUATED
+    return min(max(NEAR // max(prod(shape), 1), FEWEST), EVALUATED)
+
 
 PLAIN = Execution()
 CPU = Execution(channels_last=True, masked_linear=True)
