@@ -3,6 +3,8 @@
 import hashlib
 import math
 import threading
+import time
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -233,6 +235,38 @@ def test_tasks_that_are_made_ready_at_once_run_as_one_by_one_and_are_let_go():
         assert all(net.ready(name) is made[name] for name in made)
     assert not net._ready
     assert torch.equal(net.logits(X, "task0"), before["task0"])
+
+
+def test_a_task_can_be_asked_while_it_is_made_ready_and_let_go_elsewhere():
+    class Slow(OrderedDict):
+        """Leaves others time between a question and what follows from the answer."""
+
+        def __contains__(self, key):
+            found = super().__contains__(key)
+            time.sleep(0.002)
+            return found
+
+    net = network()
+    for number in range(3):
+        learn(net, f"task{number}", number)
+    before, wrong = logits(net), []
+    net._ready = Slow()
+
+    def ask():
+        try:
+            for _ in range(30):
+                if not torch.equal(net.logits(X, "task1"), before["task1"]):
+                    wrong.append("another answer")
+        except Exception as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive():
+        with net.all_ready(["task1", "task2"]):
+            time.sleep(0.001)
+    thread.join()
+    assert not wrong
 
 
 def test_a_task_that_is_not_there_is_refused_by_name():

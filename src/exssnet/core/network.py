@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -188,7 +188,12 @@ class MaskedNetwork:
         try:
             yield
         finally:
-            for task in tasks:
+            self._let_go(tasks)
+
+    def _let_go(self, tasks: Iterable[str] | None = None) -> None:
+        """Forget what these tasks run with, or all of them where something changes."""
+        with self._lock:
+            for task in list(self._ready) if tasks is None else tasks:
                 self._ready.pop(task, None)
 
     @torch.inference_mode(False)  # it will be of use outside of that as well
@@ -275,7 +280,7 @@ class MaskedNetwork:
         tensors, no training touches; so many tasks' are read again each time, in turn, and all of them by `verify`.
         """
         self.check_new(task, classes)
-        self._ready.clear()
+        self._let_go()
         self.weights[index] = values.detach()
         if exclusive:
             self._check_earlier()
@@ -296,7 +301,7 @@ class MaskedNetwork:
         mask = self.mask(task)
         self.bank.remove(index)
         del self.tasks[task]
-        self._ready.clear()
+        self._let_go()
         alone = mask & ~self._read()
         self.weights[alone] = first.to(self.weights)[alone]
         self.verify().require()
@@ -327,7 +332,7 @@ class MaskedNetwork:
         apart = (mask & (self.weights != masked)).nonzero().view(-1)
         overlap = self.bank.overlap(mask)
         self.bank.add(mask)
-        self._ready.clear()
+        self._let_go()
         own = {name: tensor.to(self.device) for name, tensor in private.items()}
         learned = LearnedTask(**card, private=own, apart=(apart, masked[apart]) if len(apart) else None)
         learned.overlap, learned.trained_weights = overlap, int(free.count_nonzero())
@@ -378,7 +383,7 @@ class MaskedNetwork:
     # --- moving and storing ------------------------------------------------------------------------------
 
     def to(self, device: str | torch.device) -> MaskedNetwork:
-        self._ready.clear()
+        self._let_go()
         self.weights = self.weights.to(device)
         self.bank.to(device)
         self.arrangement.to(device)
@@ -401,7 +406,7 @@ class MaskedNetwork:
 
     def load_state(self, tensors: Mapping[str, Tensor], cards: list[dict[str, Any]]) -> None:
         """Take over what `state` gave, on a network built the same way. The caller verifies it."""
-        self._ready.clear()
+        self._let_go()
         self.weights = tensors["weights"].to(self.device).clone()
         self.bank.load([tensors[f"task.{index}.mask"] for index in range(len(cards))])
         self.tasks = {}
