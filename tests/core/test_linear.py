@@ -186,7 +186,7 @@ def test_what_a_task_has_apart_from_the_shared_weights_is_not_passed_over():
     x, network = torch.rand(64, 1, 28, 28), with_a_learned_task()
     places = network.mask("task").nonzero().view(-1)[:100]
     network.tasks["task"].apart = (places, torch.linspace(1, 2, 100))
-    network._ready.clear()
+    network.ready.let_go()
     ours = network.logits(x, "task")
     network.execute(PLAIN)
     torch.testing.assert_close(ours, network.logits(x, "task"), rtol=1e-4, atol=1e-4)

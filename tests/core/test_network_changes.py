@@ -213,13 +213,13 @@ def test_the_cache_keeps_as_many_tasks_as_it_has_room_for_those_asked_last():
     before = logits(net)
     size = net.layout.size * 4
     for room in (0, size, 3 * size, 10 * size):
-        net.cache_bytes = room
-        net._ready.clear()
+        net.ready.bytes = room
+        net.ready._kept.clear()
         asked: list[str] = []
         for name in ["task4", *net.tasks, "task1", "task3", "task1", "task0"]:
             assert torch.equal(net.logits(X, name), before[name])
             asked = [*(other for other in asked if other != name), name][-max(1, room // size) :]
-            assert list(net._ready) == asked
+            assert list(net.ready._kept) == asked
 
 
 def test_tasks_that_are_made_ready_at_once_run_as_one_by_one_and_are_let_go():
@@ -227,13 +227,13 @@ def test_tasks_that_are_made_ready_at_once_run_as_one_by_one_and_are_let_go():
     for number in range(4):
         learn(net, f"task{number}", number)
     before = logits(net)
-    with net.all_ready(["task3", "task1"]):
-        made = dict(net._ready)
+    with net.ready.several(["task3", "task1"]):
+        made = dict(net.ready._kept)
         assert list(made) == ["task3", "task1"]
         assert torch.equal(net.logits(X, "task1"), before["task1"])
         assert torch.equal(net.logits(X, "task3"), before["task3"])
         assert all(net.ready(name) is made[name] for name in made)
-    assert not net._ready
+    assert not net.ready._kept
     assert torch.equal(net.logits(X, "task0"), before["task0"])
 
 
@@ -250,7 +250,7 @@ def test_a_task_can_be_asked_while_it_is_made_ready_and_let_go_elsewhere():
     for number in range(3):
         learn(net, f"task{number}", number)
     before, wrong = logits(net), []
-    net._ready = Slow()
+    net.ready._kept = Slow()
 
     def ask():
         try:
@@ -263,7 +263,7 @@ def test_a_task_can_be_asked_while_it_is_made_ready_and_let_go_elsewhere():
     thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
-        with net.all_ready(["task1", "task2"]):
+        with net.ready.several(["task1", "task2"]):
             time.sleep(0.001)
     thread.join()
     assert not wrong
@@ -281,7 +281,7 @@ def test_an_answer_in_inference_mode_leaves_nothing_that_fails_outside_of_it():
     net = network()
     learn(net, "task0", 0)
     before = logits(net)["task0"]
-    net._ready.clear()
+    net.ready._kept.clear()
     with torch.inference_mode():
         assert torch.equal(net.logits(X, "task0"), before)
     assert torch.equal(net.logits(X, "task0"), before)
@@ -289,7 +289,7 @@ def test_an_answer_in_inference_mode_leaves_nothing_that_fails_outside_of_it():
 
 def test_the_cache_never_answers_for_a_task_of_the_same_name_that_is_gone():
     net = network()
-    net.cache_bytes = 2**20
+    net.ready.bytes = 2**20
     first = net.weights.clone()
     for number in range(3):
         learn(net, f"task{number}", number)

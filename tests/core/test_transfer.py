@@ -11,6 +11,7 @@ from exssnet.core import reference, transfer
 from exssnet.core.initialise import fresh_scores
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
+from exssnet.core.ready import Ready
 from exssnet.core.selection import select
 from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
 from exssnet.data import TensorData
@@ -104,8 +105,8 @@ def test_candidates_are_scored_several_at_once_as_one_by_one(monkeypatch):
     network, (x, y) = model._method.network, planted(1)
     wanted = {name: knn_accuracy(network.features(x, name), y, 2) for name in network.tasks}
     assert len(set(wanted.values())) > 1
-    fitted, groups, plain = transfer._fitted(len(x)), [], MaskedNetwork.all_ready
-    monkeypatch.setattr(MaskedNetwork, "all_ready", lambda net, tasks: groups.append(len(tasks)) or plain(net, tasks))
+    fitted, groups, plain = transfer._fitted(len(x)), [], Ready.several
+    monkeypatch.setattr(Ready, "several", lambda ready, tasks: groups.append(len(tasks)) or plain(ready, tasks))
     for tasks in (1, 2, 5, 9):
         monkeypatch.setattr(transfer, "AT_ONCE", tasks * max(network.layout.size, fitted * (len(x) - fitted)))
         groups.clear()

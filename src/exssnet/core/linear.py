@@ -7,7 +7,8 @@ PyTorch computes in one thread of a CPU, going through those few is faster than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,20 +45,21 @@ class Masked(NamedTuple):
     room: Callable[[], Tensor | None] = lambda: None
 
 
+def _helps(shape: Sequence[int], count: int) -> bool:
+    """Whether the mask of a weight helps that has so many ones."""
+    return len(shape) == 2 and prod(shape) >= LARGE and count <= FEW * prod(shape)
+
+
 def masks_that_help(layout: Layout, masks: Iterable[Any], counts: Iterable[int]) -> list[Any]:
     """None instead of the mask of a layer whose dense product is as fast; `counts` are the weights in each mask."""
     layers = zip(layout.layers, masks, counts, strict=True)
-    return [
-        mask if len(layer.shape) == 2 and layer.size >= LARGE and count <= FEW * layer.size else None
-        for layer, mask, count in layers
-    ]
+    return [mask if _helps(layer.shape, count) else None for layer, mask, count in layers]
 
 
 def pass_over_zeros(weights: Iterable[Tensor]) -> None:
     """Give weights that stay as they are the masks of what is not zero in them, where that helps."""
-    large = [weight for weight in weights if weight.ndim == 2 and weight.numel() >= LARGE]
-    of_use = [weight for weight in large if weight.device.type == "cpu" and weight.dtype == torch.float32]
-    if not of_use or torch.get_num_threads() > 1:
+    of_use = [weight for weight in weights if weight.dtype == torch.float32 and _helps(weight.shape, 0)]
+    if not of_use or of_use[0].device.type != "cpu" or torch.get_num_threads() > 1:
         return
     try:
         from exssnet.core import linear_numba  # noqa: F401
@@ -65,7 +67,7 @@ def pass_over_zeros(weights: Iterable[Tensor]) -> None:
         return
     for weight in of_use:
         present = weight.reshape(-1) != 0
-        if int(present.count_nonzero()) <= FEW * len(present):
+        if _helps(weight.shape, int(present.count_nonzero())):
             weight.masked = Masked(packed(present))  # type: ignore[attr-defined]
 
 

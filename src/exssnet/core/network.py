@@ -6,10 +6,8 @@ tasks in a bank, each task's private tensors, and everything frozen. The module 
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,6 +20,7 @@ from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.partition import partition
 from exssnet.core.proof import Verification, combined_digest, digests_of, tensor_digest
+from exssnet.core.ready import Ready, Weights
 from exssnet.core.runner import Runner
 from exssnet.core.selection import keep_counts, keep_only
 from exssnet.errors import ForgettingError, InputError
@@ -86,8 +85,7 @@ class MaskedNetwork:
         self.private_start = {name: parameters[name] for name in self.partition.private}
         self.outputs = len(parameters.get(f"{self.partition.head}.weight", ()))  # of the head; 0: tied to another layer
         self.runner = Runner(module, self.partition.still)
-        self.cache_bytes = 0  # of weights made ready to run beside those of the task asked for last
-        self._lock = threading.RLock()
+        self.ready = Ready(self._weights_of)
 
         self.bank = Bank(self.layout.size, self.weights.device)
         self.tasks: dict[str, LearnedTask] = {}
@@ -106,7 +104,7 @@ class MaskedNetwork:
     def execute(self, execution: Execution) -> None:
         """Compute this way from now on."""
         self.arrangement = arrange(self.runner, self.layout, execution, self.weights.device)
-        self._ready: OrderedDict[str, dict[str, Tensor]] = OrderedDict()  # weights of the tasks asked for last
+        self.ready.let_go()
 
     @property
     def execution(self) -> Execution:
@@ -172,40 +170,14 @@ class MaskedNetwork:
         self.task(task)
         return self.bank.mask(list(self.tasks).index(task))
 
-    def ready(self, task: str) -> dict[str, Tensor]:
-        """The shared weights under the task's mask by layer, as the module runs with them."""
-        with self._lock:  # several threads may ask
-            if task not in self._ready:
-                self._make_ready([task])
-            self._ready.move_to_end(task)
-            return self._ready[task]
-
-    @contextmanager
-    def all_ready(self, tasks: Sequence[str]) -> Iterator[None]:
-        """Have what several tasks run with made at once, and kept meanwhile whether there is room for it or not."""
-        with self._lock:
-            self._make_ready(tasks)
-        try:
-            yield
-        finally:
-            self._let_go(tasks)
-
-    def _let_go(self, tasks: Iterable[str] | None = None) -> None:
-        """Forget what these tasks run with, or all of them where something changes."""
-        with self._lock:
-            for task in list(self._ready) if tasks is None else tasks:
-                self._ready.pop(task, None)
-
-    @torch.inference_mode(False)  # it will be of use outside of that as well
-    def _make_ready(self, tasks: Sequence[str]) -> None:
+    def _weights_of(self, tasks: Sequence[str]) -> list[Weights]:
+        """The shared weights under the tasks' masks."""
         masked = self._masked(tasks)
-        room = self.cache_bytes // max(1, self.arrangement.size * masked.element_size())
-        while self._ready and len(self._ready) + len(tasks) > room:
-            self._ready.popitem(last=False)
-        for task, weights in zip(tasks, masked.to(self.execution.autocast or masked.dtype), strict=True):
-            layers = self._ready[task] = self.layers(self.arrangement(weights))
-            if self.execution.masked_linear:
-                linear.pass_over_zeros(layers.values())
+        rows = masked.to(self.execution.autocast or masked.dtype)  # all at once: a launch each would take longer
+        made = [self.layers(self.arrangement(row)) for row in rows]
+        if self.execution.masked_linear:
+            linear.pass_over_zeros(weight for weights in made for weight in weights.values())
+        return made
 
     def _masked(self, tasks: Sequence[str]) -> Tensor:
         """The vectors of weights as the tasks see them, one in a row."""
@@ -280,7 +252,7 @@ class MaskedNetwork:
         tensors, no training touches; so many tasks' are read again each time, in turn, and all of them by `verify`.
         """
         self.check_new(task, classes)
-        self._let_go()
+        self.ready.let_go()
         self.weights[index] = values.detach()
         if exclusive:
             self._check_earlier()
@@ -301,7 +273,7 @@ class MaskedNetwork:
         mask = self.mask(task)
         self.bank.remove(index)
         del self.tasks[task]
-        self._let_go()
+        self.ready.let_go()
         alone = mask & ~self._read()
         self.weights[alone] = first.to(self.weights)[alone]
         self.verify().require()
@@ -332,7 +304,7 @@ class MaskedNetwork:
         apart = (mask & (self.weights != masked)).nonzero().view(-1)
         overlap = self.bank.overlap(mask)
         self.bank.add(mask)
-        self._let_go()
+        self.ready.let_go()
         own = {name: tensor.to(self.device) for name, tensor in private.items()}
         learned = LearnedTask(**card, private=own, apart=(apart, masked[apart]) if len(apart) else None)
         learned.overlap, learned.trained_weights = overlap, int(free.count_nonzero())
@@ -383,7 +355,7 @@ class MaskedNetwork:
     # --- moving and storing ------------------------------------------------------------------------------
 
     def to(self, device: str | torch.device) -> MaskedNetwork:
-        self._let_go()
+        self.ready.let_go()
         self.weights = self.weights.to(device)
         self.bank.to(device)
         self.arrangement.to(device)
@@ -406,7 +378,7 @@ class MaskedNetwork:
 
     def load_state(self, tensors: Mapping[str, Tensor], cards: list[dict[str, Any]]) -> None:
         """Take over what `state` gave, on a network built the same way. The caller verifies it."""
-        self._let_go()
+        self.ready.let_go()
         self.weights = tensors["weights"].to(self.device).clone()
         self.bank.load([tensors[f"task.{index}.mask"] for index in range(len(cards))])
         self.tasks = {}

@@ -32,7 +32,7 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted)))
     found: list[Tensor] = []
     for some in (names[start : start + several] for start in range(0, len(names), several)):
-        with network.all_ready(some):
+        with network.ready.several(some):
             distances = torch.stack([_distances(_features(network, x, task)) for task in some])
         found.append(_vote_accuracies(distances, y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))

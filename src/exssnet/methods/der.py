@@ -21,17 +21,6 @@ class DerSettings(ReplaySettings):
         check_positive(self, "alpha")
 
 
-@dataclass(frozen=True)
-class DerPlusSettings(DerSettings):
-    """`beta` weighs the loss on the remembered labels."""
-
-    beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "beta")
-
-
 class DarkExperienceReplay(Replay):
     """Stay near the outputs that remembered examples had when they were stored."""
 
@@ -55,16 +44,3 @@ class DarkExperienceReplay(Replay):
         """The mean square, over the outputs that an example is trained on."""
         trained = self.rivals[old.labels]
         return ((outputs - old.targets).square() * trained).sum() / trained.sum()
-
-
-class DarkExperienceReplayPlus(DarkExperienceReplay):
-    """Stay near the stored outputs, and learn the labels of other remembered examples as well."""
-
-    name = "der++"
-    settings_type = DerPlusSettings
-    settings: DerPlusSettings
-
-    def replayed(self, batch: Batch) -> Tensor:
-        old = self.recall(batch)
-        labels = self.settings.beta * self.old_loss(self.network.run(old.x, training=True), old.labels)
-        return super().replayed(batch) + labels

@@ -215,7 +215,7 @@ class Reader:
             place = len(model.network.tasks)
             self._damaged(place, entries[place].tensors.name, stopped)
         self._cards = cards
-        model.network.cache_bytes = CACHE_BYTES
+        model.network.ready.bytes = CACHE_BYTES
         if self._device is not None:
             model.to(self._device)
         if model.network.device.type == "cpu" and any(layer.convolution for layer in model.network.layout.layers):

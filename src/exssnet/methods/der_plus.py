@@ -1,0 +1,34 @@
+"""DER++ (Buzzega et al., 2020): dark experience replay that learns remembered labels as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from exssnet.methods.base import Batch, check_positive
+from exssnet.methods.der import DarkExperienceReplay, DerSettings
+
+
+@dataclass(frozen=True)
+class DerPlusSettings(DerSettings):
+    """`beta` weighs the loss on the remembered labels."""
+
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "beta")
+
+
+class DarkExperienceReplayPlus(DarkExperienceReplay):
+    """Stay near the stored outputs, and learn the labels of other remembered examples as well."""
+
+    name = "der++"
+    settings_type = DerPlusSettings
+    settings: DerPlusSettings
+
+    def replayed(self, batch: Batch) -> Tensor:
+        old = self.recall(batch)
+        labels = self.settings.beta * self.old_loss(self.network.run(old.x, training=True), old.labels)
+        return super().replayed(batch) + labels
