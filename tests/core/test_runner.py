@@ -68,3 +68,39 @@ def test_gradients_reach_the_tensors_that_are_passed_in():
     Runner(module, ()).run(tensors, x, training=True, fixed={}).square().sum().backward()
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(tensors[name].grad, parameter.grad)
+
+
+class Guarded(nn.Module):
+    """A module that catches what its layers raise, and whose last layer may not be run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        try:
+            return self.last(self.first(x).relu())
+        except Exception:
+            return x
+
+
+def test_what_a_layer_sees_is_computed_and_nothing_after_it(monkeypatch):
+    torch.manual_seed(0)
+    module, x, ran = Guarded(), torch.randn(5, 4), []
+    runner, tensors = Runner(module, ()), tensors_of(module)
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: ran.append(layer.out_features) or plain(layer, x))
+    assert torch.equal(runner.inputs_of("last", tensors, x), module.first(x).relu())
+    assert ran == [3, 3]  # the runner's and the module's first layer, no last one
+    assert all(tensor.is_meta for _, tensor in all_of(runner._form.skeleton))
+    assert torch.equal(runner.run(tensors, x, training=False, fixed={}), module(x))  # as before: whole
+
+
+def test_what_a_layer_sees_where_kernels_are_only_rehearsed(monkeypatch):
+    """Then the module runs to its end: what follows the layer has kernels to be compiled as well."""
+    module, x = Guarded(), torch.randn(5, 4)
+    monkeypatch.setattr("exssnet.core.runner.is_rehearsing", lambda: True)
+    runner, ran = Runner(module, ()), []
+    runner._form.skeleton.last.register_forward_hook(lambda *_: ran.append("last"))
+    assert torch.equal(runner.inputs_of("last", tensors_of(module), x), module.first(x).relu())
+    assert ran == ["last"]

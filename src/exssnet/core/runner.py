@@ -114,6 +114,10 @@ def _compiler_options() -> Options:
 _forms: dict[Execution, _Form] = {}  # of the executions that name a structure: shared by all networks that have it
 
 
+class _Seen(BaseException):
+    """All that was wanted of a module's run is there; nothing that the module may want to handle."""
+
+
 class Runner:
     """A copy of a module that holds no numbers: structure only, on the `meta` device."""
 
@@ -177,14 +181,20 @@ class Runner:
         return out
 
     def inputs_of(self, layer: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """What a layer sees in evaluation mode."""
+        """What a layer sees in evaluation mode. Neither the layer nor what follows is computed."""
         seen: list[Tensor] = []
+
+        def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen.append(args[0])
+            if not is_rehearsing():
+                raise _Seen
+
         with self._form.lock:
-            hook = self._form.skeleton.get_submodule(layer).register_forward_pre_hook(
-                lambda _, args: seen.append(args[0])
-            )
+            hook = self._form.skeleton.get_submodule(layer).register_forward_pre_hook(look)
             try:
                 self.run(tensors, x, training=False, fixed=tensors)
+            except _Seen:
+                pass
             finally:
                 hook.remove()
         return seen[-1]

@@ -13,7 +13,7 @@ from exssnet.core.network import MaskedNetwork
 
 FIT_PERCENT = 66
 CHUNK = {"cpu": 64, "cuda": 640}  # inputs run through a subnetwork at once
-AT_ONCE = 1 << 22  # weights, or distances, of earlier tasks that are made together: memory stays small
+AT_ONCE = 1 << 22  # numbers that are made together for several earlier tasks: memory stays small
 MAGNITUDE, PLACE = 0x7FFFFFFF, 0xFFFFFFFF  # bits of a float without its sign, and of a place in a key
 
 
@@ -29,12 +29,13 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
     names = list(network.tasks)
     fitted = _fitted(len(x))
-    several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted)))
+    # of each task: weights, distances, and features, which are seldom more than the inputs
+    several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted), x.numel()))
     found: list[Tensor] = []
     for some in (names[start : start + several] for start in range(0, len(names), several)):
         with network.ready.several(some):
-            distances = torch.stack([_distances(_features(network, x, task)) for task in some])
-        found.append(_vote_accuracies(distances, y, classes, neighbours))
+            features = torch.stack([_features(network, x, task) for task in some])
+        found.append(_vote_accuracies(_distances(features), y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
@@ -58,7 +59,7 @@ def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:
     """Accuracy of a nearest-neighbour vote: the first 66 % are fitted, the rest scored; ties to the nearest."""
-    return float(_vote_accuracies(_distances(features)[None], labels, classes, neighbours))
+    return float(_vote_accuracies(_distances(features[None]), labels, classes, neighbours))
 
 
 def _fitted(inputs: int) -> int:
@@ -67,9 +68,8 @@ def _fitted(inputs: int) -> int:
 
 
 def _distances(features: Tensor) -> Tensor:
-    """From each input that is asked for to each that is fitted, [asked, fitted]."""
-    features = features.float()
-    known, asked = features.tensor_split([_fitted(len(features))])
+    """From each input that is asked for to each that is fitted, [tasks, asked, fitted]."""
+    known, asked = features.float().tensor_split([_fitted(features.shape[1])], dim=1)
     return torch.cdist(asked, known, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -93,13 +93,6 @@ def _smallest(distances: Tensor, count: int) -> Tensor:
     return _keys(distances).topk(count, dim=-1, largest=False, sorted=True).values & PLACE
 
 
-def _largest_first(values: Tensor) -> Tensor:
-    """Where the values of a vector are, by magnitude; equals by index. A stable sort of floats takes far longer."""
-    if values.dtype != torch.float32:
-        return values.abs().sort(descending=True, stable=True).indices
-    return (_keys(values) ^ MAGNITUDE << 32).sort().values & PLACE
-
-
 def _keys(values: Tensor) -> Tensor:
     """Integers in the order of the values' magnitudes, those of equals in the order of their places along a row."""
     # the bits of floats from zero up are in the order of the floats; without its sign, a NaN is the largest
@@ -111,20 +104,14 @@ def _keys(values: Tensor) -> Tensor:
 
 
 def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
-    """Fresh scores, rearranged so that the largest |s| of each layer lie on the lender's bits.
+    """Fresh scores (float32), rearranged so that the largest |s| of each layer lie on the lender's bits.
 
     The set of magnitudes, the signs, and the order within the bits and outside them stay as drawn.
     """
-    # all layers at once: one by one they would be many more launches on a GPU
-    by_size = _largest_first(fresh)
-    layer = torch.empty(layout.size, dtype=torch.int16, device=fresh.device)  # so small a type is sorted fast
-    for number, piece in enumerate(layout.slices(layer)):
-        piece.fill_(2 * number)
-
-    def grouped(groups: Tensor) -> Tensor:
-        return by_size[groups[by_size].sort(stable=True).indices]
-
-    magnitudes = torch.empty_like(fresh)
-    bits_first = layer + ~mask.to(fresh.device)
-    magnitudes[grouped(bits_first)] = fresh.abs()[grouped(layer)]
-    return magnitudes.copysign_(fresh)
+    # all layers in one sort, as integers: a layer's number, then |s|, the largest first
+    keys = ((fresh.view(torch.int32) & MAGNITUDE) ^ MAGNITUDE).long()
+    for number, piece in enumerate(layout.slices(keys)):
+        piece += 2 * number << 32
+    magnitudes = ((keys.sort().values & MAGNITUDE) ^ MAGNITUDE).int().view(torch.float32)
+    bits_first = torch.where(mask.to(fresh.device), keys, keys + (1 << 32)).sort(stable=True).indices
+    return torch.empty_like(fresh).index_put_((bits_first,), magnitudes).copysign_(fresh)
