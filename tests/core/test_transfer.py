@@ -8,7 +8,7 @@ from tests.core.networks import examples, mlp, task
 
 from exssnet import Model
 from exssnet.core import reference, transfer
-from exssnet.core.initialise import fresh_scores
+from exssnet.core.initialise import fresh_head, fresh_scores
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.ready import Ready
@@ -58,12 +58,17 @@ def test_scores_from_a_mask_equal_the_reference_and_select_that_mask(sizes, perc
         assert torch.equal(select(found, layout, keep), mask)
 
 
-def test_fresh_scores_are_the_same_whatever_the_default_number_type():
+def test_a_start_is_the_same_whatever_the_default_number_type():
     layout = Layout((Layer("a", (20, 30), 30, 0),))
-    wanted = fresh_scores(layout, 3, "task")
+
+    def drawn():
+        head = torch.empty(7, 30, dtype=torch.float32)
+        return fresh_scores(layout, 3, "task"), fresh_head(head, 5, 30, 3, "task", "weight")
+
+    wanted = drawn()
     torch.set_default_dtype(torch.float64)
     try:
-        assert torch.equal(fresh_scores(layout, 3, "task"), wanted)
+        assert all(torch.equal(now, before) for now, before in zip(drawn(), wanted, strict=True))
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -115,11 +120,21 @@ def test_candidates_are_scored_several_at_once_as_one_by_one(monkeypatch):
     fitted, groups, plain = transfer._fitted(len(x)), [], Ready.several
     monkeypatch.setattr(Ready, "several", lambda ready, tasks: groups.append(len(tasks)) or plain(ready, tasks))
     for tasks in (1, 2, 5, 9):
-        each = max(network.layout.size, fitted * (len(x) - fitted), x.numel())
-        monkeypatch.setattr(transfer, "AT_ONCE", tasks * each)
+        monkeypatch.setattr(transfer, "AT_ONCE", tasks * max(network.layout.size, fitted * (len(x) - fitted)))
         groups.clear()
         assert find_lender(network, x, y, classes=2).accuracies == wanted
         assert groups == {1: [1] * 5, 2: [2, 2, 1]}.get(tasks, [5])
+
+
+@pytest.mark.parametrize(("numbers", "together"), [(1, [1] * 5), (3 * 40, [1] * 5), (6 * 40, [2, 2, 1]), (600, [5])])
+def test_features_of_several_tasks_are_stacked_as_long_as_they_are_few(monkeypatch, numbers, together):
+    monkeypatch.setattr(transfer, "AT_ONCE", numbers)
+    features = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
+    stacks = list(transfer._stacks(features))
+    assert [len(stack) for stack in stacks] == together
+    assert torch.equal(torch.cat(stacks), features)
+    one_by_one = torch.cat([transfer._distances(one[None]) for one in features])
+    assert torch.equal(torch.cat([transfer._distances(stack) for stack in stacks]), one_by_one)
 
 
 CHUNK = transfer.CHUNK["cpu"]

@@ -39,7 +39,7 @@ def hashed_signs(layout: Layout, seed: int) -> Tensor:
 def fresh_scores(layout: Layout, seed: int, task: str) -> Tensor:
     """s uniform in ±1/√fan_in (Kaiming uniform with a = √5), anew for each task."""
     draw = randomness.generator(seed, "scores", task)
-    scores = torch.empty(layout.size, dtype=torch.float32)  # whatever the default: a start is the same everywhere
+    scores = torch.empty(layout.size, dtype=torch.float32)  # whatever the default is: a start is the same everywhere
     for layer, part in zip(layout.layers, layout.slices(scores), strict=True):
         bound = 1 / math.sqrt(layer.fan_in)
         nn.init.uniform_(part, -bound, bound, generator=draw)
@@ -51,4 +51,4 @@ def fresh_head(like: Tensor, classes: int, fan_in: int, seed: int, task: str, na
     shape = (classes, *like.shape[1:])
     draw = randomness.generator(seed, "head", task, name)
     bound = 1 / math.sqrt(fan_in)
-    return nn.init.uniform_(torch.empty(shape), -bound, bound, generator=draw).to(like.dtype)
+    return nn.init.uniform_(torch.empty(shape, dtype=torch.float32), -bound, bound, generator=draw).to(like.dtype)

@@ -181,23 +181,23 @@ class Runner:
         return out
 
     def inputs_of(self, layer: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """What a layer sees in evaluation mode. Neither the layer nor what follows is computed."""
+        """What a layer sees in evaluation mode when it is first called. Neither it nor what follows is computed."""
         seen: list[Tensor] = []
 
-        def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen.append(args[0])
-            if not is_rehearsing():
+        def look(_: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            seen.append(args[0] if args else next(iter(named.values())))
+            if not (x.is_cuda and is_rehearsing()):
                 raise _Seen
 
         with self._form.lock:
-            hook = self._form.skeleton.get_submodule(layer).register_forward_pre_hook(look)
+            hook = self._form.skeleton.get_submodule(layer).register_forward_pre_hook(look, with_kwargs=True)
             try:
-                self.run(tensors, x, training=False, fixed=tensors)
+                self.run(tensors, x, training=False, fixed={})
             except _Seen:
                 pass
             finally:
                 hook.remove()
-        return seen[-1]
+        return seen[-1]  # before it, what a rehearsal may have shown
 
     def bake(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """A plain module with these tensors in it, in evaluation mode; tied tensors stay tied."""

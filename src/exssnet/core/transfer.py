@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,13 +30,12 @@ def find_lender(network: MaskedNetwork, x: Tensor, y: Tensor, classes: int, neig
     """Score each earlier task's features on one sample of the new task; the best lends if it beats chance."""
     names = list(network.tasks)
     fitted = _fitted(len(x))
-    # of each task: weights, distances, and features, which are seldom more than the inputs
-    several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted), x.numel()))
+    several = max(1, AT_ONCE // max(network.layout.size, fitted * (len(x) - fitted)))
     found: list[Tensor] = []
     for some in (names[start : start + several] for start in range(0, len(names), several)):
         with network.ready.several(some):
-            features = torch.stack([_features(network, x, task) for task in some])
-        found.append(_vote_accuracies(_distances(features), y, classes, neighbours))
+            for features in _stacks(_features(network, x, task) for task in some):
+                found.append(_vote_accuracies(_distances(features), y, classes, neighbours))
     accuracies = dict(zip(network.tasks, torch.cat(found).tolist() if found else [], strict=True))
     best = max(accuracies, key=accuracies.__getitem__, default=None)
     if best is not None and accuracies[best] <= 1 / classes:
@@ -55,6 +55,18 @@ def _features(network: MaskedNetwork, x: Tensor, task: str) -> Tensor:
         start = max(min(done, len(x) - size), 0)
         pieces.append(network.features(x[start : done + size], task)[done - start :])
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _stacks(features: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Features of several tasks together, as long as that is not too much."""
+    waiting: list[Tensor] = []
+    for one in features:
+        waiting.append(one)
+        if (len(waiting) + 1) * one.numel() > AT_ONCE:
+            yield torch.stack(waiting)
+            waiting = []
+    if waiting:
+        yield torch.stack(waiting)
 
 
 def knn_accuracy(features: Tensor, labels: Tensor, classes: int, neighbours: int = 10) -> float:
@@ -108,7 +120,8 @@ def scores_from_mask(fresh: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
     The set of magnitudes, the signs, and the order within the bits and outside them stay as drawn.
     """
-    # all layers in one sort, as integers: a layer's number, then |s|, the largest first
+    # all layers in one sort, as integers: 32 bits for |s|, the largest first, and above them an even number for each
+    # layer, one more for what is not on the bits
     keys = ((fresh.view(torch.int32) & MAGNITUDE) ^ MAGNITUDE).long()
     for number, piece in enumerate(layout.slices(keys)):
         piece += 2 * number << 32
