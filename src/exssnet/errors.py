@@ -27,6 +27,10 @@ class DataError(ExssnetError):
     """A data set is missing, unreadable or not what it should be."""
 
 
+class ParseError(ExssnetError):
+    """A file does not hold what it should."""
+
+
 class RunError(ExssnetError):
     """A run folder cannot be written, resumed or read."""
 

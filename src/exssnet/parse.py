@@ -1,0 +1,216 @@
+"""Files from outside, read with limits and as strictly as a program writes them, as typed values.
+
+    @dataclass(frozen=True)
+    class Entry:
+        name: str
+        size: Annotated[int, Between(0, 2**40)]
+
+    entry = parse.json_file(path, Entry)    # or a ParseError of one line: file, field, value, what was expected
+
+Only regular files are opened, and their size is known before they are read. No name may be there twice, no number may
+be NaN, infinite or of more than 64 bits, text is whole Unicode characters, YAML has no aliases, and depth and number of
+values are limited. `exssnet.typed` says what the annotations mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exssnet.errors import ParseError
+from exssnet.typed import Between, Length, Matching, line, short, typed
+
+__all__ = [
+    "JSON", "MEBIBYTE", "YAML", "Between", "Length", "Limits", "Matching", "ParseError", "from_json", "from_yaml",
+    "json_file", "read", "typed", "yaml_file",
+]  # fmt: skip
+
+T = TypeVar("T")
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a file: its size in bytes, and of what it holds the number of values and the depth."""
+
+    size: int = 16 * MEBIBYTE
+    values: int = 10**6
+    depth: int = 40
+
+
+JSON = Limits()
+YAML = Limits(size=MEBIBYTE // 4)  # its parser takes seconds for a mebibyte
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, most: int, inside: Path | None = None) -> bytes:
+    """The content of a regular file of at most so many bytes. OSError where it cannot be opened or read.
+
+    A FIFO or a device is refused before it is opened, a file that is too large before it is read. Links are followed,
+    but where `inside` is given only to files in that folder.
+    """
+    target = Path(os.path.realpath(path))
+    if inside is not None and not target.is_relative_to(os.path.realpath(inside)):
+        raise ParseError(f"{path} is a link out of {inside}: put the file itself there")
+    _require_regular(path, os.stat(target))
+    flags = os.O_RDONLY | _flag("O_NOFOLLOW") | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_BINARY")
+    with os.fdopen(os.open(target, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        _require_regular(path, status)  # once more: another one may be in its position by now
+        if status.st_size > most:
+            raise ParseError(f"{path} has {status.st_size:,} bytes: at most {most:,} were expected")
+        content = file.read(status.st_size + 1)
+    if len(content) > status.st_size:
+        raise ParseError(f"{path} grew while it was read: try again when it is written")
+    return content
+
+
+def _flag(name: str) -> int:
+    """Of `os.open`, where the system has it."""
+    found: int = getattr(os, name, 0)
+    return found
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
+        raise ParseError(f"{path} is a {kind}: a regular file was expected")
+
+
+# --- text to plain values ----------------------------------------------------------------------------------
+
+
+def from_json(content: bytes, where: str, limits: Limits = JSON) -> Any:
+    """The value that some JSON stands for; `where` names it in an error."""
+    text = _text(content, where, limits)
+    if sum(map(text.count, ",[{")) > limits.values:  # before any is made; a comma in text counts too
+        raise ParseError(f"{where} has more than {limits.values:,} values")
+    try:
+        found = json.loads(text, object_pairs_hook=_without_twins, parse_constant=_not_finite)
+    except RecursionError as error:
+        raise ParseError(f"{where} is nested deeper than {limits.depth} levels") from error
+    except ValueError as error:
+        raise ParseError(f"{where} is not JSON: {line(error)}") from error
+    _require_plain(found, where, limits)
+    return found
+
+
+def from_yaml(content: bytes, where: str, limits: Limits = YAML) -> Any:
+    """The value that some YAML stands for; `where` names it in an error."""
+    import yaml
+
+    text = _text(content, where, limits)
+    try:
+        found = yaml.load(text, _yaml_loader())
+    except RecursionError as error:
+        raise ParseError(f"{where} is nested deeper than {limits.depth} levels") from error
+    except Exception as error:  # a tag such as !!int before other text raises anything
+        raise ParseError(f"{where} is not YAML: {line(error)}") from error
+    _require_plain(found, where, limits)
+    return found
+
+
+def _text(content: bytes, where: str, limits: Limits) -> str:
+    if len(content) > limits.size:
+        raise ParseError(f"{where} has {len(content):,} bytes: at most {limits.size:,} were expected")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{where} is not UTF-8 text: {line(error)}") from error
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the name {short(twice)} is there twice")
+    return found
+
+
+def _not_finite(word: str) -> Any:
+    raise ValueError(f"{word} is not a number that JSON has")
+
+
+@cache
+def _yaml_loader() -> Any:
+    """PyYAML's safe loader without aliases, of which a few can stand for a billion values, and without twin names."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it has an alias (*): write the value out")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            found = super().construct_mapping(node, deep)
+            if len(found) < len(node.value):
+                raise yaml.YAMLError(f"a name is there twice in line {node.start_mark.line + 1} or below")
+            return found
+
+    return Loader
+
+
+def _require_plain(value: Any, where: str, limits: Limits) -> None:
+    """Refuse what no file should hold, anywhere in it: deep nesting, numbers out of range, half characters."""
+    level, depth, left = [value], 0, limits.values
+    while level:
+        left -= len(level)
+        if left < 0:
+            raise ParseError(f"{where} has more than {limits.values:,} values")
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, dict | list):
+                if depth == limits.depth:
+                    raise ParseError(f"{where} is nested deeper than {depth} levels")
+                below += one
+                if isinstance(one, dict):
+                    below += one.values()
+            elif wrong := _wrong_scalar(one):
+                raise ParseError(f"{where} holds {short(one)}: {wrong}")
+        level, depth = below, depth + 1
+
+
+def _wrong_scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return "" if value.isascii() or _is_unicode(value) else "it has half a character"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "a finite number was expected"
+    if isinstance(value, int):
+        return "" if -(2**63) <= value < 2**64 else "a number of 64 bits was expected"
+    return "" if value is None else "a number, text, list or object was expected"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def json_file(path: Path, kind: type[T], limits: Limits = JSON, *, inside: Path | None = None) -> T:
+    """A file of JSON as a typed value."""
+    return typed(from_json(_content(path, limits, inside), str(path), limits), kind, str(path))
+
+
+def yaml_file(path: Path, kind: type[T], limits: Limits = YAML, *, inside: Path | None = None) -> T:
+    """A file of YAML, which people write, as a typed value; names that are not known are refused."""
+    return typed(from_yaml(_content(path, limits, inside), str(path), limits), kind, str(path), strict=True)
+
+
+def _content(path: Path, limits: Limits, inside: Path | None) -> bytes:
+    try:
+        return read(path, limits.size, inside)
+    except OSError as error:
+        raise ParseError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,396 @@
+"""Files from outside become typed values, or one line that says what is wrong: never a traceback, a hang or a guess."""
+
+import json
+import math
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exssnet import parse
+from exssnet.errors import ParseError
+from exssnet.parse import Between, Length, Limits, Matching, from_json, from_yaml, json_file, read, typed, yaml_file
+
+READERS = {"json": from_json, "yaml": from_yaml}
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+    with pytest.raises(ParseError) as error:
+        call(*arguments, **named)
+    text = str(error.value)
+    assert "\n" not in text
+    assert len(text) < 500
+    return text
+
+
+def refused_in_a_line_if_at_all(call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    with suppress(ParseError):
+        call(*arguments, **named)
+        return
+    assert refusal(call, *arguments, **named).startswith("it")
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_regular_file_is_read_as_it_is_up_to_its_limit(tmp_path):
+    for content in (b"", b"x" * 99, b"x" * 100):
+        (tmp_path / "file").write_bytes(content)
+        assert read(tmp_path / "file", 100) == content
+    (tmp_path / "file").write_bytes(b"x" * 101)
+    assert refusal(read, tmp_path / "file", 100) == f"{tmp_path / 'file'} has 101 bytes: at most 100 were expected"
+
+
+def test_a_sparse_file_of_a_terabyte_is_refused_unread(tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(2**40)
+    assert "has 1,099,511,627,776 bytes" in refusal(read, tmp_path / "file", 10**9)
+
+
+def test_what_is_not_a_regular_file_is_refused_without_being_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path is limited to about 100 characters
+    os.mkfifo("FIFO")
+    os.mkdir("folder")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        Path("device").symlink_to("/dev/zero")
+
+        def opened(*_: Any, **__: Any) -> int:
+            raise AssertionError("opened")
+
+        monkeypatch.setattr(os, "open", opened)
+        for kind in ("FIFO", "folder", "socket", "device"):
+            assert refusal(read, Path(kind), 100) == f"{kind} is a {kind}: a regular file was expected"
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link"])
+def test_a_file_that_is_exchanged_while_it_is_opened_is_refused(tmp_path, monkeypatch, kind):
+    """Between the look at the file and its opening."""
+    path, real = tmp_path / "file", os.open
+    path.write_bytes(b"x")
+
+    def exchanged(*arguments: Any) -> int:
+        path.unlink()
+        if kind == "FIFO":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/etc/hostname")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "open", exchanged)
+    with pytest.raises((ParseError, OSError), match=r"is a FIFO|Too many levels of symbolic links"):
+        read(path, 100)
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path, real = tmp_path / "file", os.fstat
+    path.write_bytes(b"x")
+
+    def grown(descriptor: int) -> os.stat_result:
+        status = real(descriptor)
+        path.write_bytes(b"x" * 50)
+        return status
+
+    monkeypatch.setattr(os, "fstat", grown)
+    assert "grew while it was read" in refusal(read, path, 100)
+
+
+def test_links_are_followed_but_not_out_of_the_folder_that_a_file_should_be_in(tmp_path):
+    model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    for folder in (model / "files", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x")
+    (tmp_path / "beside the model").symlink_to(model)
+    (model / "within").symlink_to("files/file")
+    (model / "out").symlink_to("../elsewhere/file")
+    (model / "folder out").symlink_to("../elsewhere")
+    for path in (model, tmp_path / "beside the model"):
+        assert read(path / "within", 9, inside=path) == b"x"
+        assert read(path / "out", 9) == b"x"
+        for out in ("out", "folder out/file", "files/../../elsewhere/file"):
+            assert "is a link out of" in refusal(read, path / out, 9, inside=path)
+    (tmp_path / "model2").mkdir()
+    (tmp_path / "model2" / "file").write_bytes(b"x")
+    (model / "out").unlink()
+    (model / "out").symlink_to("../model2/file")  # whose name begins alike
+    assert "is a link out of" in refusal(read, model / "out", 9, inside=model)
+
+
+def test_a_missing_or_unreadable_file_keeps_the_error_of_the_system(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for name, error in (("missing", FileNotFoundError), ("loop", OSError)):
+        with pytest.raises(error):
+            read(tmp_path / name, 9)
+        assert "cannot be read: " in refusal(json_file, tmp_path / name, int)
+
+
+# --- JSON and YAML -------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=9)
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+def test_whatever_a_program_writes_is_read_back(value):
+    assert from_json(json.dumps(value).encode(), "it") == value
+    assert from_json(json.dumps(value, ensure_ascii=False, indent=1).encode(), "it") == value
+    assert from_yaml(yaml.safe_dump(value, allow_unicode=True).encode(), "it") == value
+
+
+@given(st.binary(max_size=60) | st.text("[]{}:,-&*!?|>%@`'\"#<\\ \n\tabn01.e_~", max_size=40).map(str.encode))
+def test_any_bytes_give_a_value_or_a_refusal(content):
+    for reader in READERS.values():
+        refused_in_a_line_if_at_all(reader, content, "it")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 1}}', "the name 'c' is there twice"),
+        ('{"a": 1, "\\u0061": 2}', "the name 'a' is there twice"),
+        ("[NaN]", "NaN is not a number"),
+        ("[-Infinity]", "-Infinity is not a number"),
+        ("[1e999]", "holds inf: a finite number was expected"),
+        (f"[{2**64}]", "a number of 64 bits was expected"),
+        (f"[{-(2**63) - 1}]", "a number of 64 bits was expected"),
+        ("1" * 5000, "is not JSON"),
+        ('["\\ud800"]', "it has half a character"),
+        ('{"\\udfff": 1}', "it has half a character"),
+        ("[" * 100_000, "is nested deeper than 40 levels"),
+        ("[" * 41 + "]" * 41, "is nested deeper than 40 levels"),
+        ('{"a":' * 41 + "1" + "}" * 41, "is nested deeper than 40 levels"),
+        ("[1, 2", "is not JSON"),
+        ("", "is not JSON"),
+        ("\ufeff[]", "is not JSON"),
+        ("'a'", "is not JSON"),
+    ],
+)
+def test_json_that_no_program_should_write_is_refused(content, why):
+    assert why in refusal(from_json, content.encode(), "it")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("a: 1\nb:\n  c: 1\n  c: 2", "a name is there twice in line 3"),
+        ("a: &x 1\nb: *x", "it has an alias"),
+        ("a: &x {b: 1}\nc:\n  <<: *x", "it has an alias"),
+        ("a: .nan", "a finite number was expected"),
+        ("a: -.inf", "a finite number was expected"),
+        (f"a: 0x{'f' * 17}", "a number of 64 bits was expected"),
+        ("a: " + "1" * 5000, "is not YAML"),
+        ("a: 2020-01-01", "a number, text, list or object was expected"),
+        ("a: !!binary aGk=", "a number, text, list or object was expected"),
+        ("a: !!set {b, c}", "a number, text, list or object was expected"),
+        ("a: !!python/object/apply:os.getcwd []", "is not YAML"),
+        ("a: !!int ''", "is not YAML"),
+        ("a: !!bool perhaps", "is not YAML"),
+        ("a: !!timestamp x", "is not YAML"),
+        ("{[1]: 2}", "is not YAML"),
+        ("[" * 10_000, "is nested deeper than 40 levels"),
+        ("[" * 41 + "]" * 41, "is nested deeper than 40 levels"),
+        ("a: b: c", "is not YAML"),
+        ("a: \x00", "is not YAML"),
+        ("--- 1\n--- 2", "is not YAML"),
+    ],
+)
+def test_yaml_that_no_person_should_write_is_refused(content, why):
+    assert why in refusal(from_yaml, content.encode(), "it")
+
+
+def test_aliases_that_stand_for_a_billion_values_are_refused():
+    bomb = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
+    assert "it has an alias" in refusal(from_yaml, bomb.encode(), "it")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_size_depth_and_number_of_values_are_limited_exactly(kind):
+    reader = READERS[kind]
+    assert reader(b"[1,2]", "it", Limits(size=5)) == [1, 2]
+    assert "has 5 bytes: at most 4" in refusal(reader, b"[1,2]", "it", Limits(size=4))
+    assert reader(b"[[1,2]]", "it", Limits(depth=2)) == [[1, 2]]
+    assert "deeper than 1 levels" in refusal(reader, b"[[1,2]]", "it", Limits(depth=1))
+    assert reader(b'{"a": [1, {"b": 2}]}', "it", Limits(values=7)) == {"a": [1, {"b": 2}]}
+    assert "has more than 6 values" in refusal(reader, b'{"a": [1, {"b": 2}]}', "it", Limits(values=6))
+    assert "is not UTF-8 text" in refusal(reader, b"\xff\xfe", "it")
+
+
+def test_json_with_too_many_values_is_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("made"))
+    for content in (b"[" * 99, b"[" + b"[]," * 99 + b"1]", b"{" * 99):
+        assert "has more than 98 values" in refusal(from_json, content, "it", Limits(values=98))
+
+
+# --- typed ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    digest: Annotated[str, Matching("[0-9a-f]{4}", "4 hexadecimal digits")]
+    size: Annotated[int, Between(0, 10)] = 3
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: Annotated[str, Length(1, 5)]
+    share: float
+    kind: Literal["a", "b"]
+    on: bool
+    inner: Inner | None
+    many: tuple[Inner, ...]
+    named: dict[str, list[int]]
+    pair: tuple[int, str] = (0, "")
+    either: int | str | None = None
+    rest: Any = None
+    made: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.name == "no":
+            raise ValueError("name is 'no':\nchoose another")
+
+
+GOOD: dict[str, Any] = {
+    "name": "n", "share": 0.5, "kind": "a", "on": True, "inner": {"digest": "00ff"},
+    "many": [{"digest": "abcd", "size": 1}], "named": {"x y": [1, 2]}, "pair": [1, "one"], "either": "text",
+    "rest": {"what": ["ever"]}, "made": [7],
+}  # fmt: skip
+
+
+def test_a_value_of_every_kind_is_read_as_its_annotation_says():
+    wanted = Outer(
+        "n", 0.5, "a", True, Inner("00ff"), (Inner("abcd", 1),), {"x y": [1, 2]}, (1, "one"), "text",
+        {"what": ["ever"]}, [7],
+    )  # fmt: skip
+    assert typed(GOOD, Outer, "it") == wanted
+    few = {name: GOOD[name] for name in ("name", "share", "kind", "on", "many", "named")} | {"inner": None}
+    found = typed(few, Outer, "it")
+    assert (found.inner, found.pair, found.either, found.rest, found.made) == (None, (0, ""), None, None, [])
+    share = typed(GOOD | {"share": 1}, Outer, "it").share
+    assert (share, type(share)) == (1.0, float)
+
+
+DIGEST, SIZE = "text that is 4 hexadecimal digits was expected", "a whole number from 0 to 10 was expected"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 3}, "it: name is 3: text of length 1 to 5 was expected"),
+        ({"name": ""}, "it: name is '': text of length 1 to 5 was expected"),
+        ({"name": "no"}, "it is refused: name is 'no': choose another"),
+        ({"share": True}, "it: share is True: a number was expected"),
+        ({"share": "0.5"}, "it: share is '0.5': a number was expected"),
+        ({"kind": "c"}, "it: kind is 'c': one of 'a', 'b' was expected"),
+        ({"kind": ["a"]}, "it: kind is ['a']: one of 'a', 'b' was expected"),
+        ({"on": 1}, "it: on is 1: true or false was expected"),
+        ({"on": None}, "it: on is None: true or false was expected"),
+        ({"inner": 5}, "it: inner is 5: an object or null was expected"),
+        ({"inner": {}}, "it: inner.digest is missing"),
+        ({"inner": {"digest": "00fg"}}, "it: inner.digest is '00fg': " + DIGEST),
+        ({"inner": {"digest": "00ff\n"}}, "it: inner.digest is '00ff\\n': " + DIGEST),
+        ({"inner": {"digest": "00ff", "size": 1.0}}, "it: inner.size is 1.0: " + SIZE),
+        ({"inner": {"digest": "00ff", "size": 11}}, "it: inner.size is 11: " + SIZE),
+        ({"inner": {"digest": "00ff", "size": True}}, "it: inner.size is True: " + SIZE),
+        ({"many": {}}, "it: many is {}: a list was expected"),
+        ({"many": "abcd"}, "it: many is 'abcd': a list was expected"),
+        ({"many": [{"digest": "abcd"}, 7]}, "it: many[1] is 7: an object was expected"),
+        ({"many": [{"digest": "abcd"}] * 2 + [{"digest": 1}]}, "it: many[2].digest is 1: " + DIGEST),
+        ({"named": {"x y": [1, "2"]}}, "it: named['x y'][1] is '2': a whole number was expected"),
+        ({"named": {3: []}}, "it: named is {3: []}: an object was expected"),
+        ({"pair": [1]}, "it: pair is [1]: a list of 2 was expected"),
+        ({"pair": ["1", "one"]}, "it: pair[0] is '1': a whole number was expected"),
+        ({"either": 1.5}, "it: either is 1.5: a whole number or text or null was expected"),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_is_told_with_its_field_and_what_was_expected(change, message):
+    assert refusal(typed, GOOD | change, Outer, "it") == message
+
+
+def test_the_ends_of_a_range_and_of_a_length_belong_to_it():
+    for size in (0, 10):
+        assert typed({"digest": "00ff", "size": size}, Inner, "it").size == size
+    for name in ("n", "nnnnn"):
+        assert typed(GOOD | {"name": name}, Outer, "it").name == name
+    assert "of length 1 to 5" in refusal(typed, GOOD | {"name": "nnnnnn"}, Outer, "it")
+
+
+def test_a_literal_number_is_not_true():
+    one: Any = Literal[1]
+    assert typed(1, one, "it") == 1
+    assert refusal(typed, True, one, "it") == "it is True: 1 was expected"
+
+
+def test_a_missing_field_is_told_and_one_that_is_not_known_only_where_people_write():
+    for name in ("name", "inner", "named"):
+        assert refusal(typed, {k: v for k, v in GOOD.items() if k != name}, Outer, "it") == f"it: {name} is missing"
+    later = GOOD | {"later": 1, "inner": {"digest": "00ff", "later": 2}}
+    assert typed(later, Outer, "it") == typed(GOOD, Outer, "it")
+    assert refusal(typed, GOOD | {"later": 1}, Outer, "it", strict=True).startswith(
+        "it: later is not known: leave it out, or write one of name, share, kind"
+    )
+    text = refusal(typed, GOOD | {"inner": {"digest": "00ff", "later": 2}}, Outer, "it", strict=True)
+    assert text == "it: inner.later is not known: leave it out, or write one of digest, size"
+
+
+def test_a_value_in_a_message_is_short_however_large_it_is():
+    for value in ("x" * 10**6, [[[[0] * 1000] * 1000]], {str(i): "y" * 1000 for i in range(10**4)}):
+        refusal(typed, GOOD | {"share": value}, Outer, "it")
+        refusal(typed, {"x" * 10**6: 1}, dict[str, str], "it")
+    refusal(from_yaml, b"a: !" + b"x" * 10**5 + b" 1", "it")
+
+
+@given(PLAIN)
+def test_any_plain_value_is_read_or_refused_in_a_line(value):
+    for kind in (Outer, Inner, int, str | None, list[float], dict[str, Inner], tuple[int, ...], Literal["a", 1]):
+        for strict in (False, True):
+            refused_in_a_line_if_at_all(typed, value, kind, "it", strict=strict)
+
+
+@given(st.sampled_from(sorted(GOOD)), PLAIN)
+def test_what_is_read_is_of_the_kind_that_was_asked_for(name, value):
+    try:
+        found = typed(GOOD | {name: value}, Outer, "it")
+    except ParseError:
+        return
+    assert 1 <= len(found.name) <= 5
+    assert type(found.share) is float
+    assert math.isfinite(found.share)
+    assert found.kind in ("a", "b")
+    assert type(found.on) is bool
+    assert found.inner is None or (type(found.inner) is Inner and 0 <= found.inner.size <= 10)
+    assert all(type(one) is Inner for one in found.many)
+    assert all(type(number) is int for numbers in found.named.values() for number in numbers)
+    assert [type(one) for one in found.pair] == [int, str]
+    assert type(found.either) in (int, str, type(None))
+    assert all(type(one) is int for one in found.made)
+
+
+def test_files_are_read_as_typed_values_and_errors_name_them(tmp_path):
+    (tmp_path / "a.json").write_text('{"digest": "00ff", "later": 1}')
+    assert json_file(tmp_path / "a.json", Inner) == Inner("00ff")
+    (tmp_path / "a.json").write_text('{"digest": "00f"}')
+    assert refusal(json_file, tmp_path / "a.json", Inner).startswith(f"{tmp_path / 'a.json'}: digest is '00f': ")
+    (tmp_path / "a.yaml").write_text("digest: 00ff\nsize: 2")
+    assert yaml_file(tmp_path / "a.yaml", Inner) == Inner("00ff", 2)
+    (tmp_path / "a.yaml").write_text("digest: 00ff\nsizes: 2")
+    assert refusal(yaml_file, tmp_path / "a.yaml", Inner).startswith(f"{tmp_path / 'a.yaml'}: sizes is not known")
+    (tmp_path / "a.yaml").write_text("x" * (parse.YAML.size + 1))
+    assert "at most 262,144 were expected" in refusal(yaml_file, tmp_path / "a.yaml", Inner)
+
+
+def test_an_annotation_that_cannot_be_read_is_the_programmers_error():
+    with pytest.raises(TypeError, match="is not an annotation"):
+        typed({}, set[int], "it")
