@@ -15,11 +15,14 @@ import re
 import sys
 import time
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from tests.digests.cases import Outcome, cases
 from torch.nn import functional
+
+from exssnet.core.kernels import has_triton
 
 FOLDER = Path(__file__).parent
 
@@ -32,30 +35,30 @@ def file_of(device: str) -> Path:
 
 def machine(device: str) -> dict[str, str]:
     """What results may depend on besides our code."""
-    facts = {"torch": torch.__version__, "arithmetic": _arithmetic(device)}
+    facts = {"torch": torch.__version__}
     if device == "cpu":
-        return facts | {"capability": torch.backends.cpu.get_cpu_capability(), "threads": "1"}
-    import triton
+        capability = torch.backends.cpu.get_cpu_capability()
+        return facts | {"arithmetic": _arithmetic(), "capability": capability, "threads": "1"}
+    triton = version("triton") if has_triton() else "none"
+    return facts | {"gpu": torch.cuda.get_device_name(device), "triton": triton}
 
-    return facts | {"gpu": torch.cuda.get_device_name(device), "triton": triton.__version__}
 
-
-def _arithmetic(device: str) -> str:
-    """A digest of what PyTorch computes on this machine, with layers like those of the runs, forward and backward."""
+def _arithmetic() -> str:
+    """A digest of what PyTorch computes on this CPU, with layers like those of the runs, forward and backward."""
     found = hashlib.sha256()
     draw = torch.Generator().manual_seed(0)
     for channels, width in ((4, 300), (32, 100), (64, 10)):
-        images = torch.randn(64, channels, 8, 8, generator=draw).to(device, memory_format=torch.channels_last)
-        kernel = torch.randn(2 * channels, channels, 3, 3, generator=draw).to(device).requires_grad_()
-        matrix = torch.randn(width, 32 * channels, generator=draw).to(device).requires_grad_()
+        images = torch.randn(64, channels, 8, 8, generator=draw).to(memory_format=torch.channels_last)
+        kernel = torch.randn(2 * channels, channels, 3, 3, generator=draw).requires_grad_()
+        matrix = torch.randn(width, 32 * channels, generator=draw).requires_grad_()
         hidden = functional.conv2d(images, kernel, padding=1, stride=2)
         hidden = functional.batch_norm(hidden, None, None, training=True).relu().flatten(1)
         logits = functional.linear(hidden, matrix)
-        loss = functional.cross_entropy(logits, torch.arange(64, device=device) % 10)
+        loss = functional.cross_entropy(logits, torch.arange(64) % 10)
         gradients = torch.autograd.grad(loss, [kernel, matrix])
         others = (torch.sigmoid(logits), logits.square().sum(1).sqrt(), torch.cdist(hidden, hidden[:4]))
         for tensor in (logits, loss, *others, *gradients):
-            found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            found.update(tensor.detach().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
@@ -103,6 +106,9 @@ def main() -> int:
     torch.set_num_threads(1)
     file = file_of(options.device)
     made_on = machine(options.device)
+    if options.check and not file.exists():
+        print(f"{file.name} is not there: make it first, without --check", file=sys.stderr)
+        return 2
     if options.check:
         there, before = written(file)
         if there != made_on:
