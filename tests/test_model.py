@@ -101,21 +101,6 @@ def test_a_changed_task_is_found_after_the_next_task_and_by_verify(tamper, task,
         model.learn("c", examples(2), epochs=(1, 1))
 
 
-def test_stored_bits_of_many_tasks_are_checked_in_turn(monkeypatch):
-    monkeypatch.setattr("exssnet.core.network.STORED_CHECKS", 2)
-    model = Model(mlp(), seed=0, method="supsup")
-    for number in range(4):
-        model.learn(str(number), examples(number), epochs=(1, 0))
-    model._method.network.bank.packed(1).zero_()
-
-    def learn_on():
-        for number in range(4, 9):
-            model.learn(str(number), examples(number), epochs=(1, 0))
-
-    with pytest.raises(ForgettingError, match="task '1' changed"):
-        learn_on()
-
-
 def drawn(seed):
     """What a seed decides: weights, scores, the order of the batches, and the outcome."""
 

@@ -302,6 +302,21 @@ def test_the_cache_never_answers_for_a_task_of_the_same_name_that_is_gone():
     assert not torch.equal(net.logits(X, "task0"), old["task0"])
 
 
+def test_the_cache_never_answers_with_weights_that_a_later_task_has_changed():
+    """SSNeT trains weights that earlier tasks use: what it does to them must show at once."""
+    net = network()
+    net.ready.bytes = 2**20
+    learn(net, "task0", 0)
+    before = logits(net)["task0"]  # now its weights are in the cache
+    mask = net.mask("task0")
+    index = mask.nonzero().view(-1)
+    net.commit("task1", 2, mask, index, -net.weights[index], net.start_private("task1", 2), exclusive=False)
+    plain = network()
+    plain.load_state(*net.state())
+    assert not torch.equal(plain.logits(X, "task0"), before)
+    assert same(logits(net), logits(plain))
+
+
 def test_threads_that_ask_for_different_tasks_get_their_own_answers():
     net = network()
     for number in range(4):

@@ -19,7 +19,7 @@ from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.partition import partition
-from exssnet.core.proof import Verification, combined_digest, digests_of, tensor_digest
+from exssnet.core.proof import Turns, Verification, combined_digest, digests_of, tensor_digest
 from exssnet.core.ready import Ready, Weights
 from exssnet.core.runner import Runner
 from exssnet.core.selection import keep_counts, keep_only
@@ -28,7 +28,6 @@ from exssnet.errors import ForgettingError, InputError
 DRAWN = {"signed": initialise.signed_constant, "hashed": initialise.hashed_signs}
 INITS = (*DRAWN, "keep")
 ALL_TASKS = "(shared by all tasks)"
-STORED_CHECKS = 32  # earlier tasks whose stored bits and private tensors are checked after each task
 
 
 @dataclass
@@ -89,6 +88,7 @@ class MaskedNetwork:
 
         self.bank = Bank(self.layout.size, self.weights.device)
         self.tasks: dict[str, LearnedTask] = {}
+        self._turns = Turns()
         self._used_digests: dict[str, str] = {}
         self.seal()
         self.execute(PLAIN)
@@ -249,18 +249,17 @@ class MaskedNetwork:
 
         Afterwards the earlier tasks are checked. Their masks lie inside the used set, so one digest of the used
         weights covers them all, however many there are. What is stored for a task alone, its bits and private
-        tensors, no training touches; so many tasks' are read again each time, in turn, and all of them by `verify`.
+        tensors, no training touches; so those of some tasks are checked each time, in turn, and all by `verify`.
         """
         self.check_new(task, classes)
-        self.ready.let_go()
         self.weights[index] = values.detach()
+        self.ready.let_go()
         if exclusive:
             self._check_earlier()
         private = {n: t.detach().clone() for n, t in own.items() if n not in self.buffers or self._moved(n, t)}
         overlap = self.bank.overlap(mask)
         self.bank.add(mask)
-        learned = LearnedTask(task, classes, lender, overlap, len(index), {}, "", private)
-        self.tasks[task] = learned
+        self.tasks[task] = learned = LearnedTask(task, classes, lender, overlap, len(index), {}, "", private)
         learned.digests = self._digests_of(task)
         learned.kept = self._kept(len(self.tasks) - 1, learned)
         self._used_digests = self._digests_of_used()
@@ -343,9 +342,9 @@ class MaskedNetwork:
     def _check_earlier(self) -> None:
         if not self.tasks:
             return
-        learned = list(self.tasks.values())
-        turn = [(len(learned) * STORED_CHECKS + i) % len(learned) for i in range(min(STORED_CHECKS, len(learned)))]
-        kept = all(self._kept(i, learned[i]) == learned[i].kept for i in turn)
+        places = {name: place for place, name in enumerate(self.tasks)}
+        turn = self._turns.take(self.tasks)
+        kept = all(self._kept(places[name], self.tasks[name]) == self.tasks[name].kept for name in turn)
         shared = digests_of(self.frozen | self.buffers) == self._shared_digests
         if kept and shared and self._digests_of_used() == self._used_digests:
             return
@@ -392,6 +391,7 @@ class MaskedNetwork:
             values = tensors.get(f"task.{index}.apart.1")
             apart = None if places is None or values is None else (places.to(self.device), values.to(self.device))
             self.tasks[card["name"]] = LearnedTask(**card, private=private, apart=apart)
+        self._turns = Turns()  # all are checked next time
         self._used_digests = self._digests_of_used()
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from exssnet.errors import ForgettingError
 
+STORED_CHECKS = 32  # earlier tasks whose stored bits and private tensors are checked again after each task
+
 
 def tensor_digest(tensor: Tensor) -> str:
     """SHA-256 over a tensor's type, shape and raw bytes."""
@@ -50,3 +52,17 @@ class Verification:
             raise ForgettingError(
                 f"task '{task}' changed after it was learned: tensor '{tensor}'{more} no longer has its digest"
             )
+
+
+class Turns:
+    """Whose stored parts are checked after a task is learned: those first that have waited longest."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+
+    def take(self, tasks: Mapping[str, object]) -> list[str]:
+        """Of these tasks those to check now: some in turn, and all that were never checked, as after a load."""
+        known = [task for task in self._waiting if task in tasks]
+        taken = known[:STORED_CHECKS] + [task for task in tasks if task not in set(known)]
+        self._waiting = known[STORED_CHECKS:] + taken
+        return taken

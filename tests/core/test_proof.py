@@ -1,0 +1,123 @@
+"""Damage to what is stored for any one of many tasks is found while further tasks are learned."""
+
+from math import ceil
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exssnet import ForgettingError, randomness
+from exssnet.core.network import MaskedNetwork
+from exssnet.core.proof import STORED_CHECKS
+
+MANY = 100
+BOUND = ceil(MANY / STORED_CHECKS) + 1  # further tasks within which damage must be found
+
+
+def network() -> MaskedNetwork:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2, bias=False))
+    return MaskedNetwork(module, 0.3, head="task")
+
+
+def learn(net: MaskedNetwork, name: str) -> None:
+    """A task with a mask, weights and private tensors by chance."""
+    chance = randomness.generator(0, name)
+    mask = torch.rand(net.layout.size, generator=chance) < 0.3
+    mask[int(torch.randint(net.layout.size, (), generator=chance))] = True
+    index = net.bank.free(mask).nonzero().view(-1)
+    own = {key: torch.rand(t.shape, generator=chance) for key, t in net.start_private(name, 2).items()}
+    net.commit(name, 2, mask, index, torch.randn(len(index), generator=chance), own)
+
+
+def learned(tasks: int) -> MaskedNetwork:
+    net = network()
+    for number in range(tasks):
+        learn(net, f"task{number}")
+    return net
+
+
+def copied(state: tuple[dict[str, Tensor], list[dict]]) -> tuple[dict[str, Tensor], list[dict]]:
+    return {name: tensor.clone() for name, tensor in state[0].items()}, state[1]
+
+
+def of_bits(net: MaskedNetwork, victim: int) -> None:
+    net.bank.packed(victim)[0] ^= 1
+
+
+def of_private_tensors(net: MaskedNetwork, victim: int) -> None:
+    own = net.tasks[f"task{victim}"].private
+    own[sorted(own)[victim % len(own)]].view(-1)[0] += 1
+
+
+def tasks_until_found(net: MaskedNetwork, victim: int) -> int:
+    for further in range(1, BOUND + 1):
+        try:
+            learn(net, f"further{further}")
+        except ForgettingError as error:
+            named = f"task 'task{victim}' changed after it was learned" in str(error)
+            return further if named else BOUND + 1
+    return BOUND + 1
+
+
+@pytest.fixture(scope="module")
+def state() -> tuple[dict[str, Tensor], list[dict]]:
+    return learned(MANY).state()
+
+
+@pytest.mark.parametrize("damage", [of_bits, of_private_tensors])
+def test_damage_to_any_task_is_found_within_a_turn_through_all(damage, state):
+    late = {}
+    for victim in range(MANY):
+        net = network()
+        net.load_state(*copied(state))
+        for number in range(1 + victim % BOUND):  # at any point of a turn
+            learn(net, f"between{number}")
+        damage(net, victim)
+        found = tasks_until_found(net, victim)
+        if found > BOUND:
+            late[victim] = found
+    assert late == {}
+
+
+@pytest.mark.parametrize("damage", [of_bits, of_private_tensors])
+@pytest.mark.parametrize("victim", [0, 31, 32, 40, 63, 64, 98, 99])
+def test_damage_is_found_in_a_network_that_was_never_loaded(damage, victim):
+    net = learned(MANY)
+    damage(net, victim)
+    assert tasks_until_found(net, victim) <= BOUND
+
+
+@pytest.mark.parametrize("damage", [of_bits, of_private_tensors])
+def test_after_a_load_the_next_task_finds_any_damage(damage, state):
+    """However often a run is taken up again, nothing waits longer for it."""
+    net = learned(40)
+    for victim in range(0, MANY, 7):
+        net.load_state(*copied(state))  # into a network that has turns of its own
+        damage(net, victim)
+        assert tasks_until_found(net, victim) == 1
+
+
+@pytest.mark.parametrize("damage", [of_bits, of_private_tensors])
+def test_damage_is_found_while_tasks_come_and_go(damage, state):
+    first = network().weights
+    for victim in range(3, MANY, 5):
+        net = network()
+        net.load_state(*copied(state))
+        for number in range(2):
+            learn(net, f"between{number}")
+            net.remove(f"task{(victim + 1 + number) % MANY}", first)
+        place = list(net.tasks).index(f"task{victim}")
+        if damage is of_bits:
+            net.bank.packed(place)[0] ^= 1
+        else:
+            damage(net, victim)
+        assert tasks_until_found(net, victim) <= BOUND
+
+
+def test_of_many_tasks_only_some_are_read_again_each_time(monkeypatch):
+    net, read = learned(MANY), []
+    kept = net._kept
+    monkeypatch.setattr(net, "_kept", lambda place, task: read.append(place) or kept(place, task))
+    learn(net, "further")
+    assert len(set(read) - {MANY}) < MANY / 2
