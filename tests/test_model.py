@@ -51,7 +51,7 @@ def learn_twenty(method, optimizer, **options):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("options", [{}, {"head": "task", "private": ("norm", "bias")}], ids=["shared", "private"])
+@pytest.mark.parametrize("options", [{}, {"head": "task"}], ids=["shared", "private"])
 def test_after_twenty_tasks_every_earlier_output_is_bitwise_unchanged(optimizer, options):
     model, kept = learn_twenty("exssnet+kkt", optimizer, **options)
     assert model.tasks[0].trained_weights > 0

@@ -9,6 +9,7 @@ from tests.core.networks import Transformer, examples, mlp, tokens
 from torch import nn
 
 from exssnet import InputError, Model
+from exssnet.core.partition import stands_for
 from exssnet.models import build
 
 
@@ -62,6 +63,8 @@ def test_any_module_learns_and_its_baked_module_equals_it(kind, options):
     module, (x, y) = MODULES[kind]()
     before = copy.deepcopy(module.state_dict())
     training = [m.training for m in module.modules()]
+    if "private" in options:
+        options = options | {"private": [word for word in options["private"] if stands_for(module, word)]}
     model = Model(module, density=0.3, seed=1, **options)
     model.learn("plain", (x, y), epochs=(20, 10), batch_size=16)
     model.learn("swapped", (x, 1 - y), epochs=(20, 10), batch_size=16)

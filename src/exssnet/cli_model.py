@@ -61,7 +61,10 @@ def learn(
     data: Annotated[Path, typer.Option(help="A folder with a sub-folder per class; .parquet, .npz, .npy or .csv.")],
     label: Label = None,
     labels: Labels = None,
-    epochs: Annotated[int, typer.Option(help="Epochs, half of them for the mask.")] = 30,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Number of epochs, half of them for the mask.", show_default="30, more for small tables"),
+    ] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of the mask.")] = 0.01,
     weight_lr: Annotated[float, typer.Option(help="Learning rate of the weights.")] = 0.003,
     batch_size: Annotated[
@@ -105,7 +108,7 @@ def learn(
     from exssnet.store.plan import running_low
 
     check_name(task)
-    if epochs < 1:
+    if epochs is not None and epochs < 1:
         raise InputError(f"epochs is {epochs}: give at least 1")
     module = _imported(network)
     own = None if private is None else private.split(",")
@@ -122,15 +125,15 @@ def learn(
     else:
         source = read_labelled(data, _numbers(shape), label=label, labels=labels)
         takes = tuple(source.inputs.shape[1:])
-        chosen = module if module is not None else network or _fitting(takes)
+        chosen = module if module is not None else network
         model = StoredModel.begin(
             path, chosen, takes, density=0.1 if density is None else density, device=device, **given
         )
-    with _stoppable(path, task), terminal_model.progress(task, epochs, quiet=as_json) as listener:
+    with _stoppable(path, task), terminal_model.progress(task, quiet=as_json) as listener:
         learned = model.learn(
-            task, source, label=label, labels=labels, epochs=(epochs - epochs // 2, epochs // 2), lr=lr,
-            weight_lr=weight_lr, density=density, batch_size=batch_size, optimizer=optimizer,
-            weight_decay=weight_decay, held_out=held_out, listener=listener,
+            task, source, label=label, labels=labels, lr=lr, weight_lr=weight_lr, density=density,
+            epochs=None if epochs is None else (epochs - epochs // 2, epochs // 2), batch_size=batch_size,
+            optimizer=optimizer, weight_decay=weight_decay, held_out=held_out, listener=listener,
         )  # fmt: skip
     terminal_model.print_learned(model, learned, as_json)
     warning = running_low(model.model.network)
@@ -155,11 +158,6 @@ def _stoppable(path: Path, task: str) -> Iterator[None]:
         left = "has the task" if learned else "is as it was" if Folder(path).exists() else "is not there"
         print(f"exssnet: stopped; {path} {left}", file=sys.stderr)
         raise typer.Exit(130) from error
-
-
-def _fitting(shape: tuple[int, ...]) -> str:
-    """A network for inputs of this shape: convolutions where there is something to see."""
-    return "resnet18" if len(shape) == 3 and (shape[0] == 3 or shape[1] > 28) else "lenet-300-100"
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from exssnet.core.execution import at_once
 from exssnet.core.network import LearnedTask, MaskedNetwork
+from exssnet.core.partition import check_words
 from exssnet.core.proof import Verification
 from exssnet.data.inputs import as_data, as_inputs, count_classes
 from exssnet.data.task import Data, Task
@@ -62,6 +63,8 @@ class Model:
             raise InputError(f"method '{method}' is for runs: a Model learns with exssnet, ssnet or supsup")
         if type(seed) is not int:
             raise InputError(f"seed is {seed!r}: give a whole number")
+        if isinstance(module, nn.Module):
+            check_words(module, private)
         self.config = ModelConfig(density, seed, method, init, tuple(private), head, head_layer)
         self._method = kind(
             module, MaskSettings(density=density, kkt=kkt), seed, head,
@@ -72,9 +75,9 @@ class Model:
 
     @staticmethod
     def create(
-        path: str | Path, network: str | nn.Module = "resnet18", input: Sequence[int] = (3, 32, 32), *,
+        path: str | Path, network: str | nn.Module | None = None, input: Sequence[int] = (3, 32, 32), *,
         density: float = 0.1, seed: int = 0, method: str = "exssnet+kkt", width: float | None = None,
-        init: str | None = None, private: Collection[str] = (), head_layer: str | None = None,
+        init: str | None = None, private: Collection[str] | None = None, head_layer: str | None = None,
         device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
         """Make a model directory, to which tasks are added for years; see `exssnet.store.model.StoredModel.create`."""
@@ -128,6 +131,8 @@ class Model:
         self._method.settings = replace(
             self._method.settings, mask_epochs=mask_epochs, weight_epochs=weight_epochs, lr=lr, weight_lr=weight_lr
         )
+        if listener is not None:
+            listener.epochs_planned(self._method.planned_epochs(self._method.settings))
         trainer = Trainer(self._method, self.config.seed, settings, listener)
         try:
             trainer.learn(task)

@@ -29,7 +29,7 @@ NONE = "–"
 
 
 @contextmanager
-def progress(task: str, epochs: int, quiet: bool) -> Iterator[Listener]:
+def progress(task: str, quiet: bool) -> Iterator[Listener]:
     """A bar on standard error while a task is learned; nothing where that is no terminal."""
     from exssnet.terminal import bars
 
@@ -38,15 +38,18 @@ def progress(task: str, epochs: int, quiet: bool) -> Iterator[Listener]:
         yield Listener()
         return
     with bars(console) as found:
-        yield _Bar(found, task, epochs)
+        yield _Bar(found, task)
 
 
 class _Bar(Listener):
     """Epochs of both phases, with loss and accuracies."""
 
-    def __init__(self, bars: Any, task: str, epochs: int) -> None:
-        self._bars, self._bar = bars, bars.add_task(escape(task), total=epochs, now="")
+    def __init__(self, bars: Any, task: str) -> None:
+        self._bars, self._bar = bars, bars.add_task(escape(task), total=None, now="")
         self._before, self._phase, self._epoch, self._epochs, self._scores = 0, "", 0, 0, ""
+
+    def epochs_planned(self, epochs: int) -> None:
+        self._bars.update(self._bar, total=epochs)
 
     def phase_started(self, name: str, epochs: int, done: int) -> None:
         self._before, self._phase, self._epochs, self._epoch = self._before + self._epochs, name, epochs, done

@@ -1,4 +1,4 @@
-"""The networks have the paper's weights and nothing else that trains."""
+"""The paper's networks have its weights and nothing else that trains; the one for tables has biases."""
 
 import subprocess
 import sys
@@ -10,8 +10,9 @@ from torch import nn
 from exssnet import models
 from exssnet.errors import InputError
 
-SHAPES = {"lenet-300-100": (1, 28, 28), "resnet18": (3, 32, 32), "resnet50": (3, 64, 64)}
+SHAPES = {"lenet-300-100": (1, 28, 28), "mlp": (5,), "resnet18": (3, 32, 32), "resnet50": (3, 64, 64)}
 small = pytest.mark.parametrize(("name", "width"), [("lenet-300-100", 0.1), ("resnet18", 4), ("resnet50", 4)])
+of_the_paper = pytest.mark.parametrize("name", [name for name in models.names() if name != "mlp"])
 every = pytest.mark.parametrize("name", models.names())
 
 
@@ -50,7 +51,7 @@ def test_resnet50_has_the_papers_weights() -> None:
     assert count(build_meta("resnet50", 40)) == resnet50_weights(40) == 23_536_832
 
 
-@every
+@of_the_paper
 def test_only_linear_and_convolution_weights_train(name: str) -> None:
     network = build_meta(name)
     layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
@@ -59,12 +60,30 @@ def test_only_linear_and_convolution_weights_train(name: str) -> None:
     assert not any(m.affine for m in network.modules() if isinstance(m, nn.BatchNorm2d))
 
 
+def test_the_network_for_tables_is_lenet_with_biases_that_start_at_zero() -> None:
+    mlp, lenet = models.build("mlp", (5,), 3, 0.1), models.build("lenet-300-100", (5,), 3, 0.1)
+    found = dict(mlp.named_parameters())
+    biases = [found.pop(name) for name in list(found) if name.endswith("bias")]
+    assert [len(bias) for bias in biases] == [30, 10, 3]
+    assert not any(bias.any() for bias in biases)
+    assert {name: p.shape for name, p in found.items()} == {name: p.shape for name, p in lenet.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((4,), "mlp"), ((64,), "mlp"), ((20, 3), "mlp"), ((1, 28, 28), "lenet-300-100"), ((1, 64, 64), "resnet18"),
+     ((3, 8, 8), "resnet18")],
+)  # fmt: skip
+def test_the_usual_network_follows_from_the_shape_of_an_input(shape: tuple[int, ...], name: str) -> None:
+    assert models.fitting(shape) == name
+
+
 @every
 def test_the_head_is_the_last_layer_and_has_one_output_per_class(name: str) -> None:
     network = build_meta(name, 7)
     assert isinstance(network.head, nn.Linear)
     assert network.head.out_features == 7
-    assert list(network.named_parameters())[-1][0] == "head.weight"
+    assert list(network.named_parameters())[-1][0] in ("head.weight", "head.bias")
 
 
 @small

@@ -129,6 +129,27 @@ def _check_words(wanted: Collection[str], found: list[str]) -> None:
             )
 
 
+def stands_for(module: nn.Module, word: str) -> bool:
+    """Whether a word of `private` means anything in this module.
+
+    A norm without parameters counts: its statistics are each task's own whatever `private` says.
+    """
+    if word == "norm":
+        return any(isinstance(part, _NORMS) for part in module.modules())
+    return word not in WORDS or any(_is_private(module, name, (word,)) for name, _ in module.named_parameters())
+
+
+def check_words(module: nn.Module, private: Collection[str]) -> None:
+    """Refuse words of `private` that would be recorded and do nothing."""
+    for word in private:
+        if not stands_for(module, word):
+            what = {"norm": "norm layer", "bias": "bias"}[word]
+            raise InputError(
+                f"private '{word}': the network has no {what} that a task could have its own of: "
+                f"leave '{word}' out, or choose a network that has one"
+            )
+
+
 def head_layer_of(module: nn.Module, wanted: str | None = None) -> str:
     """The named layer, or the last Linear one (the last convolution where there is none)."""
     layers: dict[str, nn.Module] = {n: m for n, m in module.named_modules() if isinstance(m, _WEIGHTED)}

@@ -1,4 +1,4 @@
-"""The networks of the paper, by name: plain modules without biases that know nothing of masks.
+"""The built-in networks, by name: plain modules that know nothing of masks. Those of the paper have no biases.
 
 The classifier is called `head` in every one of them. Names, widths and descriptions are read without torch.
 """
@@ -22,10 +22,12 @@ class Entry:
     builder: str
     width: float
     description: str
+    private: tuple[str, ...] = ()  # what each task of a model directory has its own of, unless told otherwise
 
 
 MODELS = {
     "lenet-300-100": Entry("lenet", "LeNet", 1, "MLP with 300 and 100 hidden units; width multiplies them"),
+    "mlp": Entry("lenet", "mlp", 1, "the same with biases, which each task has its own of: for tables", ("bias",)),
     "resnet18": Entry("resnet", "resnet18", 20, "ResNet-18 for 32×32 images; width = filters of the stem"),
     "resnet50": Entry("resnet", "resnet50", 64, "ResNet-50 with 7×7/2 stem and max-pool; width = filters of the stem"),
 }
@@ -43,6 +45,17 @@ def build(name: str, input_shape: Sequence[int], classes: int, width: float | No
     builder = getattr(import_module(f"{__name__}.{entry.module}"), entry.builder)
     network: nn.Module = builder(tuple(input_shape), classes, entry.width if width is None else width)
     return network
+
+
+def fitting(input_shape: Sequence[int]) -> str:
+    """The usual network for inputs of this shape: convolutions where there is something to see.
+
+    Inputs that are not images get biases. Columns are standardised, so what tells classes apart may lie anywhere
+    around zero, and without a bias a ReLU network can only cut through the origin.
+    """
+    if len(input_shape) != 3:
+        return "mlp"
+    return "resnet18" if input_shape[0] == 3 or input_shape[1] > 28 else "lenet-300-100"
 
 
 def names() -> list[str]:

@@ -6,7 +6,7 @@ one file holds what no seed can make again. Its code is never stored, and never 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core.network import MaskedNetwork
+from exssnet.core.partition import stands_for
 from exssnet.core.proof import combined_digest, digests_of
 from exssnet.errors import InputError, StoreError, unknown
 from exssnet.model import Model
-from exssnet.models import MODELS, build, names
+from exssnet.models import MODELS, build, fitting, names
 
 INITS = ("hashed", "keep")
 HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size
@@ -65,9 +66,13 @@ class Base:
             raise InputError(f"the model has the built-in network {self.network}: pass no module of your own")
         if self.network is None and module is None:
             raise InputError("the model has a network of your own: pass the module, on the command line with --network")
+        module = self._built() if module is None else module
+        private = self.private
+        if self.structure:  # earlier versions recorded words that name nothing, which is refused now
+            private = tuple(word for word in private if stands_for(module, word))
         model = Model(
-            module if module is not None else self._built(), self.density, self.seed, method=self.method,
-            init=self.init, private=self.private, head="task", head_layer=self.head_layer,
+            module, self.density, self.seed, method=self.method, init=self.init, private=private, head="task",
+            head_layer=self.head_layer,
         )  # fmt: skip
         network = model.network
         if self.structure and (other := _difference(structure_of(network), self.structure)):
@@ -88,20 +93,23 @@ class Base:
 
 
 def new_base(
-    network: str | nn.Module, input: Collection[int], width: float | None, density: float, seed: int, method: str,
-    init: str | None, private: Collection[str], head_layer: str | None,
+    network: str | nn.Module | None, input: Sequence[int], width: float | None, density: float, seed: int, method: str,
+    init: str | None, private: Collection[str] | None, head_layer: str | None,
 ) -> tuple[Base, dict[str, Tensor] | None]:  # fmt: skip
-    """A base, and what must be stored of it."""
+    """A base, and what must be stored of it. Without a network, and without `private`, those that fit the input."""
+    if not input or min(input) < 1:
+        raise InputError(f"input is {tuple(input)}: give the shape of one example, for example 3,32,32")
+    network = fitting(input) if network is None else network
     module = network if isinstance(network, nn.Module) else None
     name = network if isinstance(network, str) else None
     init = init or ("hashed" if module is None else "keep")
     if init not in INITS:  # weights that a library draws may be others in a later version of it
         raise InputError(f"init is '{init}': choose one of {', '.join(INITS)}")
-    if name in MODELS and width is None:
-        width = MODELS[name].width  # the usual one may be another in a later version
+    if name in MODELS:  # what is usual may be something else in a later version
+        width = MODELS[name].width if width is None else width
+        private = MODELS[name].private if private is None else private
+    private = private or ()
     base = Base(name, tuple(input), width, density, seed, method, init, tuple(private), head_layer)
-    if not base.input or min(base.input) < 1:
-        raise InputError(f"input is {base.input}: give the shape of one example, for example 3,32,32")
     if name is not None and name not in names():
         raise unknown("network", name, names())
     if module is None and init == "keep":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Source = str | Path | Examples | files.Labelled
 
 LONGEST_NAME = 100
+STEPS = 1500  # in each phase of a small table: a checkerboard of 900 rows needs as many
 
 
 class StoredModel(Reader):
@@ -48,15 +50,18 @@ class StoredModel(Reader):
 
     @classmethod
     def create(
-        cls, path: str | Path, network: str | nn.Module = "resnet18", input: Sequence[int] = (3, 32, 32), *,
+        cls, path: str | Path, network: str | nn.Module | None = None, input: Sequence[int] = (3, 32, 32), *,
         density: float = 0.1, seed: int = 0, method: str = "exssnet+kkt", width: float | None = None,
-        init: str | None = None, private: Collection[str] = (), head_layer: str | None = None,
+        init: str | None = None, private: Collection[str] | None = None, head_layer: str | None = None,
         device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
         """Make a directory without tasks. Every task gets a head of its own.
 
-        `network` is the name of a built-in one or a module of yours; its own weights are kept unless `init` says
-        "hashed" (drawn from the seed). The module itself is not stored: pass it again to `open`.
+        `network` is the name of a built-in one or a module of yours; without it one is chosen by the shape of an
+        input: `mlp` for tables and vectors, LeNet-300-100 for small grey images, ResNet-18 for others. A module's own
+        weights are kept unless `init` says "hashed" (drawn from the seed), and the module itself is not stored: pass
+        it again to `open`. `private` names what each task has its own of ("norm", "bias", or patterns of parameter
+        names): for `mlp` its biases, else nothing, unless you say otherwise.
         """
         model = cls.begin(path, network, input, density=density, seed=seed, method=method, width=width, init=init,
                           private=private, head_layer=head_layer, device=device)  # fmt: skip
@@ -66,9 +71,9 @@ class StoredModel(Reader):
 
     @classmethod
     def begin(
-        cls, path: str | Path, network: str | nn.Module, input: Sequence[int], *, density: float = 0.1, seed: int = 0,
-        method: str = "exssnet+kkt", width: float | None = None, init: str | None = None,
-        private: Collection[str] = (), head_layer: str | None = None, device: str | torch.device | None = None,
+        cls, path: str | Path, network: str | nn.Module | None, input: Sequence[int], *, density: float = 0.1,
+        seed: int = 0, method: str = "exssnet+kkt", width: float | None = None, init: str | None = None,
+        private: Collection[str] | None = None, head_layer: str | None = None, device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
         """The same, but nothing is written before the first task is learned."""
         folder = _new_folder(path)
@@ -98,7 +103,7 @@ class StoredModel(Reader):
     def learn(
         self, name: str, data: Source, *, label: str | None = None, labels: str | Path | None = None,
         classes: Sequence[str] | None = None, density: float | None = None, held_out: float = 0.1,
-        epochs: tuple[int, int] = (15, 15), lr: float = 0.01, weight_lr: float = 0.003,
+        epochs: tuple[int, int] | None = None, lr: float = 0.01, weight_lr: float = 0.003,
         batch_size: int | None = None, optimizer: str = "adam", weight_decay: float | None = None, select: str = "last",
         listener: Listener | None = None,
     ) -> StoredTask:  # fmt: skip
@@ -107,7 +112,7 @@ class StoredModel(Reader):
         `data` is a folder of images with a sub-folder per class, a .parquet, .npz, .npy or .csv file (`label` names
         its column of labels, `labels` a second array), or what `Model.learn` takes; `classes` are then their names.
         A share is `held_out` to measure the accuracy, and never trained on. Without a `batch_size`, few examples are
-        learned in small batches.
+        learned in small batches; `epochs` are 15 for the mask and 15 for its weights, or for a table of few rows more.
         """
         check_name(name)
         if not 0 <= held_out < 1:
@@ -122,6 +127,7 @@ class StoredModel(Reader):
         scaling = _scaling(found, train, cards)
         part = _parts(found, scaling)
         batch_size = _batch(len(train)) if batch_size is None else batch_size
+        epochs = _epochs(self.base.input, len(train), batch_size) if epochs is None else epochs
         with self._changing() as change:
             model = change.model
             model.network.set_density(self.base.density if density is None else density)
@@ -385,6 +391,13 @@ def _parts(found: files.Labelled, scaling: Mapping[str, Any] | None) -> Callable
 def _batch(examples: int) -> int:
     """64, or less where an epoch would have fewer than 20 steps: a mask needs hundreds of them."""
     return max(8, min(64, 1 << max(examples // 20, 1).bit_length() - 1))
+
+
+def _epochs(shape: Sequence[int], examples: int, batch: int) -> tuple[int, int]:
+    """15 of each, and up to 50 for a table of few rows: an epoch has few steps then, and costs next to nothing."""
+    steps = max(1, math.ceil(examples / max(batch, 1)))
+    each = max(15, min(50, math.ceil(STEPS / steps))) if len(shape) == 1 else 15
+    return each, each
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,6 +25,9 @@ class Listener:
 
     def task_started(self, index: int, name: str) -> None: ...
 
+    def epochs_planned(self, epochs: int) -> None:
+        """All phases of the task together have this many epochs; told by `Model.learn`."""
+
     def phase_started(self, name: str, epochs: int, done: int) -> None:
         """A phase begins, `done` of its epochs already behind it (more than none after a resume)."""
 
@@ -45,6 +48,9 @@ class Forwarding(Listener):
 
     def task_started(self, index: int, name: str) -> None:
         self._to.task_started(index, name)
+
+    def epochs_planned(self, epochs: int) -> None:
+        self._to.epochs_planned(epochs)
 
     def phase_started(self, name: str, epochs: int, done: int) -> None:
         self._to.phase_started(name, epochs, done)
