@@ -17,7 +17,19 @@ from hypothesis import strategies as st
 
 from exssnet import parse
 from exssnet.errors import ParseError
-from exssnet.parse import Between, Length, Limits, Matching, from_json, from_yaml, json_file, read, typed, yaml_file
+from exssnet.parse import (
+    Between,
+    Length,
+    Limits,
+    Matching,
+    from_json,
+    from_yaml,
+    json_file,
+    read,
+    read_safetensors,
+    typed,
+    yaml_file,
+)
 
 READERS = {"json": from_json, "yaml": from_yaml}
 
@@ -122,6 +134,28 @@ def test_links_are_followed_but_not_out_of_the_folder_that_a_file_should_be_in(t
     (model / "out").unlink()
     (model / "out").symlink_to("../model2/file")  # whose name begins alike
     assert "is a link out of" in refusal(read, model / "out", 9, inside=model)
+
+
+def test_a_safetensors_file_is_refused_unread_where_its_size_is_not_that_of_its_header(tmp_path):
+    path = tmp_path / "file"
+    header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"x":"y"}}'
+    whole = len(header).to_bytes(8, "little") + header + bytes(8)
+    for content in (whole, (2).to_bytes(8, "little") + b"{}"):
+        path.write_bytes(content)
+        assert read_safetensors(path, 999) == content
+    for content in (whole[:-1], whole + b"\0", b"", whole[:8], whole[:7], bytes(999), b"\xff" * 99):
+        path.write_bytes(content)
+        refusal(read_safetensors, path, 999)
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+    assert "its header cannot have" in refusal(read_safetensors, path, 2**50)
+    path.write_bytes(whole)
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+    assert f"not the {len(whole)} of its header" in refusal(read_safetensors, path, 2**50)
+    bad = header.replace(b"[0,8]", b"[0,-8]")
+    path.write_bytes(len(bad).to_bytes(8, "little") + bad + bytes(8))
+    assert f"the header of {path}: a.data_offsets[1] is -8" in refusal(read_safetensors, path, 999)
 
 
 def test_a_missing_or_unreadable_file_keeps_the_error_of_the_system(tmp_path):

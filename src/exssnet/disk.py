@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | bytearray) -> None:
     """Replace a file atomically: written beside it, flushed to disk, then renamed over it. Links are not followed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

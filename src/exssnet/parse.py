@@ -19,21 +19,24 @@ import math
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 from exssnet.errors import ParseError
 from exssnet.typed import Between, Length, Matching, line, short, typed
 
 __all__ = [
     "JSON", "MEBIBYTE", "YAML", "Between", "Length", "Limits", "Matching", "ParseError", "from_json", "from_yaml",
-    "json_file", "read", "typed", "yaml_file",
+    "header_of", "json_file", "read", "read_safetensors", "typed", "yaml_file",
 ]  # fmt: skip
 
 T = TypeVar("T")
 MEBIBYTE = 2**20
+MOST_HEADER = 100 * 10**6  # bytes of a safetensors header: the format's own limit
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,45 @@ def read(path: Path, most: int, inside: Path | None = None) -> bytes:
     A FIFO or a device is refused before it is opened, a file that is too large before it is read. Links are followed,
     but where `inside` is given only to files in that folder.
     """
+    with _opened(path, most, inside) as (file, size):
+        return _rest(path, file, size)
+
+
+def read_safetensors(path: Path, most: int, inside: Path | None = None) -> bytes:
+    """The same of a safetensors file, refused unread where its size is not what its header says."""
+    with _opened(path, most, inside) as (file, size):
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(MOST_HEADER, size - 8):
+            raise ParseError(f"{path} is not a safetensors file: its header cannot have {length:,} bytes")
+        tensors = header_of(file.read(length), f"the header of {path}")
+        data = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+        if 8 + length + data != size:
+            raise ParseError(f"{path} has {size:,} bytes, not the {8 + length + data:,} of its header")
+        file.seek(0)
+        return _rest(path, file, size)
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """What a safetensors file says of a tensor before its bytes."""
+
+    dtype: str
+    shape: tuple[Annotated[int, Between(0, 2**48)], ...]
+    data_offsets: tuple[Annotated[int, Between(0, 2**48)], Annotated[int, Between(0, 2**48)]]
+
+
+def header_of(content: bytes, where: str) -> dict[str, TensorHeader]:
+    """The tensors that a safetensors header announces, by name."""
+    found = from_json(content, where, Limits(size=MOST_HEADER))
+    if isinstance(found, dict):
+        found.pop("__metadata__", None)
+    kind: type[dict[str, TensorHeader]] = dict[str, TensorHeader]
+    return typed(found, kind, where)
+
+
+@contextmanager
+def _opened(path: Path, most: int, inside: Path | None) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file, and its size."""
     target = Path(os.path.realpath(path))
     if inside is not None and not target.is_relative_to(os.path.realpath(inside)):
         raise ParseError(f"{path} is a link out of {inside}: put the file itself there")
@@ -68,8 +110,12 @@ def read(path: Path, most: int, inside: Path | None = None) -> bytes:
         _require_regular(path, status)  # once more: another one may be in its position by now
         if status.st_size > most:
             raise ParseError(f"{path} has {status.st_size:,} bytes: at most {most:,} were expected")
-        content = file.read(status.st_size + 1)
-    if len(content) > status.st_size:
+        yield file, status.st_size
+
+
+def _rest(path: Path, file: BinaryIO, size: int) -> bytes:
+    content = file.read(size + 1)
+    if len(content) > size:
         raise ParseError(f"{path} grew while it was read: try again when it is written")
     return content
 

@@ -59,6 +59,22 @@ def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monk
         run(short(), tmp_path)
 
 
+def test_a_run_does_not_resume_from_a_checkpoint_with_a_flipped_bit(tmp_path, monkeypatch):
+    with cut_after(monkeypatch, 6):
+        run(short(), tmp_path, checkpoint_seconds=0)
+    file = tmp_path / "split-digits/exssnet+kkt/seed-0/checkpoint.safetensors"
+    content, dice = file.read_bytes(), random.Random(0)
+    header = int.from_bytes(content[:8], "little")
+    regions = [range(8, 8 + header), *(range(start, start + 999) for start in range(8 + header, len(content), 9999))]
+    for region in regions:
+        position = dice.choice(range(region.start, min(region.stop, len(content))))
+        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        with pytest.raises(RunError, match=r"checkpoint.safetensors is not a whole checkpoint .*: delete it"):
+            run(short(), tmp_path)
+    file.unlink()
+    assert outcome(run(short(), tmp_path)) == outcome(run(short(), tmp_path / "whole"))
+
+
 def test_a_run_that_fails_late_keeps_what_it_has(tmp_path, monkeypatch):
     from exssnet.data.tensors import TensorData
 

@@ -1,18 +1,27 @@
-"""A checkpoint is one safetensors file: tensors by name and JSON in its header, replaced atomically."""
+"""A checkpoint is one safetensors file: tensors by name and JSON in its header, replaced atomically.
+
+Its header has the SHA-256 of the whole file, taken with zeros in the position of the digest: a run that resumed from a
+file with one changed bit would end in another record.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from exssnet.disk import write_whole
 from exssnet.errors import RunError
+from exssnet.parse import read_safetensors
+
+MOST_BYTES = 2**40
+DIGEST = b'"sha256":"'  # as it is in the header; what else is there has its quotes escaped
+ZEROS = b"0" * 64
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -26,19 +35,37 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
             same[name] = known
         else:
             plain[name] = tensor.detach().cpu().contiguous()
-    write_whole(path, save(plain, {"facts": json.dumps(facts), "same": json.dumps(same)}))
+    told = {"facts": json.dumps(facts), "same": json.dumps(same), "sha256": ZEROS.decode()}
+    content = bytearray(save(plain, told))
+    start = content.index(DIGEST, 8) + len(DIGEST)
+    content[start : start + len(ZEROS)] = hashlib.sha256(content).hexdigest().encode()
+    write_whole(path, content)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and JSON of a checkpoint."""
+    """Tensors and JSON of a checkpoint, if it is to the bit what was written."""
     try:
-        with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads(file.metadata()["facts"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            same: dict[str, str] = json.loads(file.metadata()["same"])
-            return tensors | {name: tensors[known] for name, known in same.items()}, facts
+        content = bytearray(read_safetensors(path, MOST_BYTES))
+        _check(content)
+        told = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        facts: dict[str, Any] = json.loads(told["facts"])
+        same: dict[str, str] = json.loads(told["same"])
+        tensors = load(bytes(content))
+        return tensors | {name: tensors[known] for name, known in same.items()}, facts
     except Exception as error:
-        raise RunError(f"{path} is no readable checkpoint ({error}): delete it to start the run anew") from error
+        why = " ".join(str(error).split())
+        raise RunError(f"{path} is not a whole checkpoint ({why}): delete it, and the run starts again") from error
+
+
+def _check(content: bytearray) -> None:
+    """Refuse what does not have its own digest; leaves zeros in its position."""
+    start = content.find(DIGEST) + len(DIGEST)
+    if start < len(DIGEST):
+        raise RunError("it has no digest: an earlier version wrote it")
+    digest = content[start : start + len(ZEROS)].decode(errors="replace")
+    content[start : start + len(ZEROS)] = ZEROS
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise RunError("it does not have its digest")
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
