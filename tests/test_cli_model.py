@@ -308,7 +308,7 @@ def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_pat
         (("--data", "good", "--lr", "-1"), "lr is -1"),
         (("--data", "good", "--density", "0"), "density is 0"),
         (("--data", "good", "--network", "lenet"), "unknown network 'lenet'"),
-        (("--data", "good", "--method", "hat"), "is for runs"),
+        (("--data", "good", "--method", "hat"), "cannot hold what method"),
         (("--data", "good", "--input", "3,x"), "give whole numbers from 1 with commas"),
     ]:  # fmt: skip
         refused(run("learn", "new", "--task", "a", "--epochs", "2", *arguments), said)

@@ -103,11 +103,14 @@ def learn(
     """Add a task from your own files; the first one makes the directory."""
     from exssnet import terminal_model
     from exssnet.data.files import read_labelled
+    from exssnet.store.base import check_method
     from exssnet.store.folder import Folder
     from exssnet.store.model import StoredModel, check_name
     from exssnet.store.plan import running_low
 
     check_name(task)
+    if method is not None:
+        check_method(method)
     if epochs is not None and epochs < 1:
         raise InputError(f"epochs is {epochs}: give at least 1")
     module = _imported(network)

@@ -9,8 +9,9 @@ import torch
 
 from exssnet import Model, StoreError
 from exssnet.store.card import content, parse
+from exssnet.store.change import Change
 from exssnet.store.folder import Folder
-from exssnet.store.model import Change, StoredModel
+from exssnet.store.model import StoredModel
 from exssnet.store.verify import verify
 
 

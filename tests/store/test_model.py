@@ -212,7 +212,7 @@ def test_a_new_model_is_never_made_where_something_else_is(tmp_path: Path):
         Model.open(tmp_path / "photos")
     for options, said in [
         ({"input": ()}, "give the shape of one example"), ({"init": "keep"}, "for a pretrained module"),
-        ({"method": "hat"}, "is for runs"), ({"density": 0}, "density is 0"), ({"width": -1}, "width"),
+        ({"method": "hat"}, "cannot hold what method"), ({"density": 0}, "density is 0"), ({"width": -1}, "width"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=said):
             create(tmp_path / "new", **options)

@@ -12,7 +12,8 @@ from tests.store.tamper import rewrite
 from exssnet import Model
 from exssnet.errors import InputError
 from exssnet.models import build
-from exssnet.store.model import StoredModel, _epochs
+from exssnet.store.learning import usual_epochs
+from exssnet.store.model import StoredModel
 
 
 def table(file: Path, x: np.ndarray, y: np.ndarray) -> Path:
@@ -110,7 +111,7 @@ def test_a_directory_that_recorded_such_a_word_still_opens(tmp_path: Path):
     [((4,), 120, 8, 50), ((4,), 4000, 64, 24), ((4,), 100_000, 64, 15), ((1, 8, 8), 120, 8, 15)],
 )
 def test_a_table_of_few_rows_gets_more_epochs(shape: tuple[int, ...], rows: int, batch: int, each: int):
-    assert _epochs(shape, rows, batch) == (each, each)
+    assert usual_epochs(shape, rows, batch) == (each, each)
 
 
 def test_a_card_says_how_many_epochs_there_were(tmp_path: Path):

@@ -18,6 +18,8 @@ from exssnet.core.network import MaskedNetwork
 from exssnet.core.partition import stands_for
 from exssnet.core.proof import combined_digest, digests_of
 from exssnet.errors import InputError, StoreError, unknown
+from exssnet.methods import methods, parse
+from exssnet.methods.supsup import SupSup
 from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
 
@@ -97,6 +99,7 @@ def new_base(
     init: str | None, private: Collection[str] | None, head_layer: str | None,
 ) -> tuple[Base, dict[str, Tensor] | None]:  # fmt: skip
     """A base, and what must be stored of it. Without a network, and without `private`, those that fit the input."""
+    check_method(method)
     if not input or min(input) < 1:
         raise InputError(f"input is {tuple(input)}: give the shape of one example, for example 3,32,32")
     network = fitting(input) if network is None else network
@@ -120,6 +123,16 @@ def new_base(
         replace(base, structure=structure_of(model.network), first=first_digest(model.network)),
         stored,
     )
+
+
+def check_method(name: str) -> None:
+    """Refuse a method whose tasks a directory cannot hold: it has one value of each weight, for all tasks."""
+    known = [name for name, kind in methods().items() if issubclass(kind, SupSup) and kind.exclusive]
+    if parse(name)[0].name not in known:
+        raise InputError(
+            f"a model directory cannot hold what method '{name}' learns, only masks over weights that no later task "
+            f"changes: choose one of {', '.join(f'{name}+kkt, {name}' for name in known)}"
+        )
 
 
 def structure_of(network: MaskedNetwork) -> tuple[str, ...]:

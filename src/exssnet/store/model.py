@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,19 +14,17 @@ from torch import Tensor, nn
 
 from exssnet.data import files
 from exssnet.data.inputs import check_labels, count_classes, read_examples
-from exssnet.data.task import Data
-from exssnet.data.tensors import Shared, TensorData
-from exssnet.data.transforms import Normalize
 from exssnet.errors import InputError, StoreError
-from exssnet.model import Model
 from exssnet.store import exchange
 from exssnet.store import tasks as task_files
-from exssnet.store.base import new_base
-from exssnet.store.card import content, identity, of_network, with_task
-from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder, Writer
-from exssnet.store.manifest import AUTO, Entry, File, Manifest
+from exssnet.store.base import check_method, new_base
+from exssnet.store.card import identity, of_network, with_task
+from exssnet.store.change import Change
+from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder
+from exssnet.store.learning import fitting_scaling, parts, usual_batch, usual_epochs
+from exssnet.store.manifest import AUTO, File, Manifest
 from exssnet.store.plan import Plan, plan
-from exssnet.store.reader import Reader, StoredTask, prepared
+from exssnet.store.reader import Reader, StoredTask
 from exssnet.store.verify import Report, verify
 from exssnet.train import Listener
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     Source = str | Path | Examples | files.Labelled
 
 LONGEST_NAME = 100
-STEPS = 1500  # in each phase of a small table: a checkerboard of 900 rows needs as many
 
 
 class StoredModel(Reader):
@@ -115,6 +111,7 @@ class StoredModel(Reader):
         learned in small batches; `epochs` are 15 for the mask and 15 for its weights, or for a table of few rows more.
         """
         check_name(name)
+        check_method(self.base.method)
         if not 0 <= held_out < 1:
             raise InputError(f"held_out is {held_out}: give a share from 0 up to, but not including, 1")
         now = self._manifest if self._unwritten else self._folder.manifest()
@@ -124,10 +121,10 @@ class StoredModel(Reader):
         self.require_whole()
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
-        scaling = _scaling(found, train, cards)
-        part = _parts(found, scaling)
-        batch_size = _batch(len(train)) if batch_size is None else batch_size
-        epochs = _epochs(self.base.input, len(train), batch_size) if epochs is None else epochs
+        scaling = fitting_scaling(found, train, cards)
+        part = parts(found, scaling)
+        batch_size = usual_batch(len(train)) if batch_size is None else batch_size
+        epochs = usual_epochs(self.base.input, len(train), batch_size) if epochs is None else epochs
         with self._changing() as change:
             model = change.model
             model.network.set_density(self.base.density if density is None else density)
@@ -289,62 +286,6 @@ class StoredModel(Reader):
         self._manifest, self._cards, self._damage, self._loaded, self._mixed = manifest, None, None, None, None
 
 
-class Change:
-    """A change of a directory: the state that is changed, and how it is committed."""
-
-    def __init__(self, stored: StoredModel) -> None:
-        self._stored = stored
-        self._lock = stored._folder.writing()
-        self._writer: Writer
-
-    def __enter__(self) -> Change:
-        self._writer = self._lock.__enter__()
-        try:
-            if self._stored._unwritten:
-                if self._stored._folder.exists():
-                    raise StoreError(f"{self._stored.path} is a model directory already: open it")
-            elif (now := self._stored._folder.manifest()) != self._stored._manifest:  # changed since it was opened
-                self._stored._forget(now)
-        except BaseException as error:
-            self._lock.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
-    def __exit__(self, *error: Any) -> bool | None:
-        if error[0] is not None:
-            self._stored._forget(self._stored._manifest)  # what is in memory may be half changed
-        return self._lock.__exit__(*error)
-
-    @property
-    def model(self) -> Model:
-        model = self._stored.model
-        self._stored.require_whole()
-        return model
-
-    def entry(self, card: Mapping[str, Any], coded: task_files.Coded) -> Entry:
-        tensors = self._writer.put(coded.content, "safetensors")
-        return Entry(card["task"]["name"], self._writer.put(content(card), "json"), tensors, coded.predictor)
-
-    def with_card(self, entry: Entry, card: Mapping[str, Any]) -> Entry:
-        return replace(entry, name=card["task"]["name"], card=self._writer.put(content(card), "json"))
-
-    def add(self, what: str, card: dict[str, Any], coded: task_files.Coded) -> None:
-        """Commit one more task; the other cards need not be read again."""
-        cards = [*self._stored.cards, card]
-        self.commit(what, [*self._stored._manifest.tasks, self.entry(card, coded)])
-        self._stored._cards = cards
-
-    def commit(self, what: str, entries: Sequence[Entry]) -> None:
-        manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)
-        loaded = self._stored._loaded
-        if self._stored._base_content is not None:
-            self._writer.put(self._stored._base_content, "safetensors")
-        self._stored._forget(self._writer.commit(manifest))
-        self._stored._unwritten, self._stored._base_content = False, None
-        if loaded is not None and list(loaded.network.tasks) == [entry.name for entry in entries]:
-            self._stored._loaded = loaded  # the change was made in memory too
-
-
 def check_name(name: str) -> None:
     """Refuse a name that would be hard to read, type or show."""
     good = isinstance(name, str) and name and name == name.strip() and name.isprintable()
@@ -363,41 +304,6 @@ def _new_folder(path: str | Path) -> Folder:
         if any(entry.name not in ours and not entry.name.startswith(".") for entry in folder.path.iterdir()):
             raise StoreError(f"{path} has other files, and is no model directory: choose another name")
     return folder
-
-
-def _scaling(found: files.Labelled, train: Tensor, cards: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How the inputs are scaled: None for examples in memory, which the caller has scaled."""
-    if found.recipe["kind"] == "tensor":
-        return None
-    if files.material(found.recipe) == files.IMAGES:  # alike for all tasks: an input can be shown to any of them
-        for card in cards:
-            recipe = card["recipe"]
-            if files.material(recipe) == files.IMAGES and recipe["shape"] == found.recipe["shape"] and card["scaling"]:
-                return dict(card["scaling"])
-    return files.scaling(found.inputs[train])
-
-
-def _parts(found: files.Labelled, scaling: Mapping[str, Any] | None) -> Callable[[Tensor], Data]:
-    """Some of the examples, by row. Pictures stay bytes, and are scaled batch by batch."""
-    classes = len(found.classes)
-    if scaling is not None and found.inputs.dtype == torch.uint8 and found.inputs.ndim == 4:
-        pictures = Shared(found.inputs)
-        scale = Normalize.channels(scaling["scale"], tuple(scaling["mean"]), tuple(scaling["std"]))
-        return lambda rows: TensorData(pictures, rows, found.labels[rows], classes, scale)
-    inputs = Shared(prepared(found.inputs, scaling))
-    return lambda rows: TensorData(inputs, rows, found.labels[rows], classes)
-
-
-def _batch(examples: int) -> int:
-    """64, or less where an epoch would have fewer than 20 steps: a mask needs hundreds of them."""
-    return max(8, min(64, 1 << max(examples // 20, 1).bit_length() - 1))
-
-
-def _epochs(shape: Sequence[int], examples: int, batch: int) -> tuple[int, int]:
-    """15 of each, and up to 50 for a table of few rows: an epoch has few steps then, and costs next to nothing."""
-    steps = max(1, math.ceil(examples / max(batch, 1)))
-    each = max(15, min(50, math.ceil(STEPS / steps))) if len(shape) == 1 else 15
-    return each, each
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,73 @@
+"""A change of a model directory: the state that is changed, and how it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from exssnet.errors import StoreError
+from exssnet.model import Model
+from exssnet.store import tasks as task_files
+from exssnet.store.card import content
+from exssnet.store.folder import Writer
+from exssnet.store.manifest import Entry
+
+if TYPE_CHECKING:
+    from exssnet.store.model import StoredModel
+
+
+class Change:
+    """What is changed while the directory is held against other writers."""
+
+    def __init__(self, stored: StoredModel) -> None:
+        self._stored = stored
+        self._lock = stored._folder.writing()
+        self._writer: Writer
+
+    def __enter__(self) -> Change:
+        self._writer = self._lock.__enter__()
+        try:
+            if self._stored._unwritten:
+                if self._stored._folder.exists():
+                    raise StoreError(f"{self._stored.path} is a model directory already: open it")
+            elif (now := self._stored._folder.manifest()) != self._stored._manifest:  # changed since it was opened
+                self._stored._forget(now)
+        except BaseException as error:
+            self._lock.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        if error[0] is not None:
+            self._stored._forget(self._stored._manifest)  # what is in memory may be half changed
+        return self._lock.__exit__(*error)
+
+    @property
+    def model(self) -> Model:
+        model = self._stored.model
+        self._stored.require_whole()
+        return model
+
+    def entry(self, card: Mapping[str, Any], coded: task_files.Coded) -> Entry:
+        tensors = self._writer.put(coded.content, "safetensors")
+        return Entry(card["task"]["name"], self._writer.put(content(card), "json"), tensors, coded.predictor)
+
+    def with_card(self, entry: Entry, card: Mapping[str, Any]) -> Entry:
+        return replace(entry, name=card["task"]["name"], card=self._writer.put(content(card), "json"))
+
+    def add(self, what: str, card: dict[str, Any], coded: task_files.Coded) -> None:
+        """Commit one more task; the other cards need not be read again."""
+        cards = [*self._stored.cards, card]
+        self.commit(what, [*self._stored._manifest.tasks, self.entry(card, coded)])
+        self._stored._cards = cards
+
+    def commit(self, what: str, entries: Sequence[Entry]) -> None:
+        manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)
+        loaded = self._stored._loaded
+        if self._stored._base_content is not None:
+            self._writer.put(self._stored._base_content, "safetensors")
+        self._stored._forget(self._writer.commit(manifest))
+        self._stored._unwritten, self._stored._base_content = False, None
+        if loaded is not None and list(loaded.network.tasks) == [entry.name for entry in entries]:
+            self._stored._loaded = loaded  # the change was made in memory too
