@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from exssnet.core.accept import accepted
 from exssnet.core.arrangement import Arrangement, arrange
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.fisher import fisher_diagonal
@@ -23,6 +24,7 @@ class DenseNetwork:
     """A module, its weights as one leaf vector, and its buffers."""
 
     def __init__(self, module: nn.Module) -> None:
+        module = accepted(module)
         parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
         self.layout = trainable(module)
         self.head = head_layer_of(module)

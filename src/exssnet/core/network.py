@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core import initialise, linear, side
+from exssnet.core.accept import accepted
 from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
@@ -67,8 +68,7 @@ class MaskedNetwork:
         head: str = "shared",
         head_layer: str | None = None,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise InputError(f"the module is a {type(module).__name__}: give a torch.nn.Module")
+        module = accepted(module)
         if init not in INITS:
             raise InputError(f"init is '{init}': choose one of {', '.join(INITS)}")
         self.seed = seed

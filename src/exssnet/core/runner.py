@@ -258,5 +258,11 @@ def _skeleton(module: nn.Module) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    skeleton: nn.Module = copy.deepcopy(module, memo)
+    try:
+        skeleton: nn.Module = copy.deepcopy(module, memo)
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise InputError(
+            f"the module cannot be copied ({why}): keep locks, files and results of computations out of its attributes"
+        ) from error
     return skeleton.eval()
