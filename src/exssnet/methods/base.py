@@ -121,6 +121,10 @@ class Method(ABC):
         """Whether a step can be captured as a graph: not if it looks at values. It runs eagerly then."""
         return True
 
+    def examine(self, data: Data) -> None:
+        """Refuse, before the first task is learned, a module with which the method cannot keep what it promises."""
+        return
+
     def buffers(self) -> dict[str, Tensor]:
         """Tensors that move in place while a phase trains, without being parameters."""
         return {}

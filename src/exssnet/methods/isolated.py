@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from exssnet.core.execution import Execution
+from exssnet.core.hidden_state import HiddenState
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.core.subnetwork import OwnSubnetwork, Subnetwork
-from exssnet.data.task import Outline, Task
+from exssnet.data.task import Data, Outline, Task
 from exssnet.methods.base import Method, bits
+
+EXAMINED = 16  # examples with which a module is tried out
 
 
 class Isolated(Method):
@@ -28,6 +32,21 @@ class Isolated(Method):
         share = settings.density if density is None else density
         self.network = MaskedNetwork(module, share, seed, init=init, private=private, head=head, head_layer=head_layer)
         self.subnetwork: Subnetwork | None = None  # of the task being learned
+        self._examined = False
+
+    def examine(self, data: Data) -> None:
+        if self._examined:
+            return
+        network = self.network
+
+        def tensors() -> dict[str, Tensor]:
+            own = network.start_private("", data.classes)
+            every = {**network.frozen, **own, **network.layout.tensors(network.weights)}
+            return {name: tensor.detach().clone() for name, tensor in every.items()}
+
+        few = data.batch(torch.arange(min(len(data), EXAMINED), device=data.device))[0]
+        HiddenState(network.runner.skeleton, network.partition.still, tensors, network.input(few)).refuse()
+        self._examined = True
 
     def end_task(self, task: Task) -> None:
         assert isinstance(self.subnetwork, OwnSubnetwork)

@@ -81,6 +81,7 @@ class Trainer:
         """Learn one task, from its beginning or from a snapshot of it; seconds per phase."""
         if self.settings.select == "best" and task.validation is None:
             raise InputError("select 'best' needs a validation part: cut one from the training data")
+        self.method.examine(task.train)
         self._at = _Position(seconds=dict(snapshot[1]["seconds"]) if snapshot is not None else {})
         self.listener.task_started(task.index, task.name)
         devices = [task.train.device] if task.train.device.type == "cuda" else []
