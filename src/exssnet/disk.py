@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and the folder for those that can be made again."""
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,3 +22,12 @@ def write_whole(path: Path, content: bytes | bytearray) -> None:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def cache_folder() -> Path:
+    """`EXSSNET_CACHE`, or `exssnet` in the user's cache folder."""
+    if chosen := os.environ.get("EXSSNET_CACHE"):
+        return Path(chosen).expanduser()
+    usual = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA") or "~/AppData/Local"}
+    home = os.environ.get("XDG_CACHE_HOME") or usual.get(sys.platform, "~/.cache")
+    return Path(home).expanduser() / "exssnet"

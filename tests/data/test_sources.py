@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from exssnet.data import load, split
-from exssnet.data.cache import cache_folder, cached
+from exssnet.data.cache import cached
 from exssnet.data.dataset import digest_of
+from exssnet.disk import cache_folder
 from exssnet.errors import DataError, InputError
 
 

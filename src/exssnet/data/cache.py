@@ -27,14 +27,6 @@ STALE_SECONDS = 3600  # a partial file this old was left by a killed process
 Pair = tuple["Tensor", "Tensor"]
 
 
-def cache_folder() -> Path:
-    """`EXSSNET_CACHE`, or `exssnet` in the user's cache folder."""
-    if chosen := os.environ.get("EXSSNET_CACHE"):
-        return Path(chosen).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "exssnet"
-
-
 def fingerprint(files: Sequence[Path], *purpose: str) -> str:
     """A key that changes when a source file is replaced, without reading it."""
     parts = [str(FORMAT), *purpose]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exssnet.data.cache import cache_folder, fingerprint, write_tensors
+from exssnet.data.cache import fingerprint, write_tensors
 from exssnet.data.parquet import encoded_groups
+from exssnet.disk import cache_folder
 from exssnet.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exssnet.data.cache import cache_folder
+from exssnet.disk import cache_folder
 from exssnet.errors import DataError
 
 if TYPE_CHECKING:

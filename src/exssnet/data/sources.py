@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exssnet.data.cache import cache_folder, cached, fingerprint
+from exssnet.data.cache import cached, fingerprint
 from exssnet.data.dataset import Dataset
 from exssnet.data.hub import parquet_files
 from exssnet.data.parquet import class_names, decode
 from exssnet.data.registry import Source, find_source
 from exssnet.data.streams import rows_by_class
 from exssnet.data.tensors import TensorSplit
+from exssnet.disk import cache_folder
 from exssnet.randomness import generator
 
 
