@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tests.core.networks import mlp
-from tests.core.superposed import NETWORKS, OPTIONS, ROWS, case, drawn, rows, same, slopes
+from tests.core.superposed import NETWORKS, OPTIONS, ROWS, case, drawn, entropy_at, rows, same, slopes
 from torch import nn
 
 from exssnet import InputError
@@ -220,3 +220,43 @@ def test_what_cannot_be_asked_is_refused_in_a_line(arguments, message):
 def test_without_a_task_there_is_nothing_to_choose_from():
     with pytest.raises(InputError, match="there is no task to choose from: learn one first"):
         route(MaskedNetwork(mlp(), density=0.5), torch.randn(2, 12))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "convolutional", "no forward mode"])
+@pytest.mark.parametrize("per", ["row", "batch"])
+def test_slopes_of_tasks_that_scale_their_inputs_each_in_its_way(kind, per):
+    network, module, x = case(kind, "private")
+    names = list(network.tasks)
+    draw = torch.Generator().manual_seed(5)
+    shape = (x.shape[1], *[1] * (x.ndim - 2))
+    scalings = {
+        name: (1 + torch.rand(shape, generator=draw).double(), torch.randn(shape, generator=draw).double())
+        for name in names
+    }
+
+    def entropy(alphas):
+        seen = sum(alpha * (x * scalings[name][0] + scalings[name][1]) for name, alpha in alphas.items())
+        return entropy_at(network, module, seen, alphas)
+
+    step, columns = 1e-5, []
+    for name in names:
+        less, more = (entropy({o: 1 / 5 + sign * step * (o == name) for o in names}) for sign in (-1, 1))
+        columns.append((less - more) / (2 * step))
+    wanted = torch.stack(columns, 1)
+    found = route(network, x, "one-shot", per=per, statistics="tasks", scalings=scalings)
+    torch.testing.assert_close(found.scores[:1] if per == "batch" else found.scores,
+                               wanted.mean(0, keepdim=True) if per == "batch" else wanted, rtol=1e-4, atol=1e-7)  # fmt: skip
+    assert torch.equal(found.choice, found.scores.argmax(1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_tasks_that_scale_alike_are_found_as_if_the_inputs_were_scaled_before(rule):
+    network, _, x = case("mlp", "private")
+    alike = (torch.full((12,), 0.5).double(), torch.full((12,), -1.0).double())
+    found = route(network, x, rule, scalings=dict.fromkeys(network.tasks, alike))
+    before = route(network, x * 0.5 - 1, rule)
+    assert torch.equal(found.choice, before.choice)
+    if rule == "confident":
+        same(found.scores, before.scores)
+    if rule == "one-shot":  # along every α the input grows alike, which is the same for all tasks
+        same(found.scores.diff(dim=1), before.scores.diff(dim=1))

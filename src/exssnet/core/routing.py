@@ -34,7 +34,10 @@ STATISTICS = ("batch", "tasks")
 CHUNK = 256  # inputs run at once
 HELD = 2**26  # numbers of all tasks' tensors that are held; where there are more, they are made when needed
 
+SCALING = FACTOR, OFFSET = ".factor", ".offset"  # no tensor of a module has such a name
+
 Tensors = dict[str, Tensor]
+Scaling = tuple[Tensor, Tensor]  # factor and offset, as they broadcast with inputs
 Slopes = Callable[[Tensor, list[int]], Tensor]  # (cases [n], tasks) -> −∂H/∂α [n, tasks]
 
 
@@ -59,6 +62,7 @@ def route(
     per: str = "row",
     chunk: int = CHUNK,
     statistics: str = "batch",
+    scalings: Mapping[str, Scaling] | None = None,
 ) -> Routed:
     """Choose a task for every row, or with `per="batch"` one for all rows, by their mean.
 
@@ -74,6 +78,9 @@ def route(
     Batch norms of a superposition use the statistics of the batch (of `chunk` rows), or with `statistics="tasks"` those
     that the tasks have learned, superposed; a batch of one row always these. Those of the batch find the task more
     often; with those of the tasks an answer does not depend on the rows beside it.
+
+    `scalings` are for tasks that each scale inputs in their own way: `x` is then what none of them has scaled. A
+    superposition mixes them like everything else that a task computes with, so its input is Σ α_i · (x scaled by i).
     """
     if rule not in RULES:
         raise unknown("rule", rule, RULES)
@@ -90,7 +97,7 @@ def route(
     # tensors made under inference mode could not be differentiated
     with torch.inference_mode(False), torch.no_grad():
         x = x.clone() if x.is_inference() else x
-        scores, choice = _decide(network, x, rule, names, per, chunk, statistics)
+        scores, choice = _decide(network, x, rule, names, per, chunk, statistics, scalings)
         return Routed(names, choice.expand(len(x)).contiguous(), scores.expand(len(x), -1).contiguous())
 
 
@@ -106,14 +113,16 @@ def _candidates(network: MaskedNetwork, tasks: Sequence[str] | None) -> tuple[st
 
 
 def _decide(
-    network: MaskedNetwork, x: Tensor, rule: str, names: tuple[str, ...], per: str, chunk: int, statistics: str
+    network: MaskedNetwork, x: Tensor, rule: str, names: tuple[str, ...], per: str, chunk: int, statistics: str,
+    scalings: Mapping[str, Scaling] | None,
 ) -> tuple[Tensor, Tensor]:
     """Scores [cases, tasks] and choices [cases]; the cases are the rows, or the one batch."""
     if rule == "confident":
-        scores = torch.stack([-_entropies(network, x, name, chunk) for name in names], 1)
+        seen = {name: x if scalings is None else scaled(x, scalings[name]) for name in names}
+        scores = torch.stack([-_entropies(network, seen[name], name, chunk) for name in names], 1)
         scores = scores if per == "row" else scores.mean(0, keepdim=True)
         return scores, scores.argmax(1)
-    superposed = Superposition(network, names, batch_statistics=statistics == "batch")
+    superposed = Superposition(network, names, batch_statistics=statistics == "batch", scalings=scalings)
 
     def slopes(cases: Tensor, among: list[int]) -> Tensor:
         if per == "row":
@@ -175,8 +184,12 @@ class Superposition:
     forward mode, and its number type too few digits for a slope.
     """
 
-    def __init__(self, network: MaskedNetwork, tasks: Sequence[str], batch_statistics: bool = False) -> None:
+    def __init__(
+        self, network: MaskedNetwork, tasks: Sequence[str], batch_statistics: bool = False,
+        scalings: Mapping[str, Scaling] | None = None,
+    ) -> None:  # fmt: skip
         self._network = network
+        self._scalings = None if scalings is None else [scalings[name] for name in tasks]
         parts = network.runner.skeleton.modules()
         normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
         self._batch_statistics = batch_statistics and normed
@@ -207,6 +220,8 @@ class Superposition:
         for name in self._head:
             if name in tensors:
                 tensors[name] = resized(tensors[name], learned.classes, self._classes)
+        if self._scalings is not None:
+            tensors |= zip(SCALING, self._scalings[task], strict=True)
         if self._holds:
             self._held[task] = tensors
         return tensors
@@ -221,6 +236,9 @@ class Superposition:
 
     def logits(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
         x = x.to(self._network.weights.dtype) if x.is_floating_point() else x
+        if self._scalings is not None:
+            x = scaled(x, (tensors[FACTOR], tensors[OFFSET]))
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in SCALING}
         with (
             _PlainNorms(self._batch_statistics and len(x) > 1),
             sdpa_kernel(SDPBackend.MATH),
@@ -284,6 +302,11 @@ def _add(total: Tensors, mixed: Tensors, logits: Tensor, flow: Tensor) -> None:
     for name, gradient in zip(mixed, gradients, strict=True):
         if gradient is not None:
             total[name] += gradient
+
+
+def scaled(x: Tensor, scaling: Scaling) -> Tensor:
+    """x · factor + offset."""
+    return x * scaling[0] + scaling[1]
 
 
 def resized(head: Tensor, classes: int, outputs: int) -> Tensor:

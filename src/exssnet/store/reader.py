@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from exssnet.core.execution import CPU
 from exssnet.core.mixed import Mixed
-from exssnet.core.routing import Routed, route
+from exssnet.core.routing import Routed
 from exssnet.data import files
-from exssnet.data.inputs import as_inputs, read_examples
+from exssnet.data.inputs import read_examples
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model
 from exssnet.store import tasks as task_files
@@ -25,6 +25,7 @@ from exssnet.store.base import Base
 from exssnet.store.card import Card, identity, of_network, parse
 from exssnet.store.folder import Folder, Missing
 from exssnet.store.manifest import Entry, File, Manifest
+from exssnet.store.routing import prepared, route_among
 
 if TYPE_CHECKING:
     from exssnet.data.inputs import Array, Examples
@@ -305,14 +306,7 @@ class Reader:
             raise InputError(f"{self.path} has no task yet: there is nothing to choose from")
         if len({_takes(card["recipe"]) for card in self.cards}) > 1:
             raise InputError("the tasks take different kinds of input: name the task")
-        names = [card["task"]["name"] for card in self.cards]
-        if all(card["scaling"] == self.cards[0]["scaling"] for card in self.cards):
-            return route(network, self._inputs(x, names[0]).to(network.device), rule, per=per)
-        if rule != "confident":
-            raise InputError(f"rule '{rule}' needs tasks that scale their inputs alike, which these do not: confident")
-        parts = [route(network, self._inputs(x, name).to(network.device), rule, [name], per) for name in names]
-        scores = torch.cat([part.scores for part in parts], 1)  # each task looks at the inputs in its own scaling
-        return Routed(tuple(names), scores.argmax(1), scores)
+        return route_among(network, self.cards, checked(x), rule, per)
 
     def bake(self, task: str) -> nn.Module:
         """A plain module that computes what the task's subnetwork computes, from scaled inputs."""
@@ -342,8 +336,3 @@ def checked(x: Array) -> Tensor:
     if not isinstance(x, Tensor):
         x = np.asarray(x)
     return read_examples((x, torch.zeros(len(x) if x.ndim else 0, dtype=torch.int64)))[0]
-
-
-def prepared(inputs: Tensor, scaling: Mapping[str, Any] | None) -> Tensor:
-    """As the network takes them; without a scaling as `Model` takes them."""
-    return as_inputs(inputs) if scaling is None else files.scaled(inputs, scaling)
