@@ -14,7 +14,7 @@ from exssnet.core.execution import at_once
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.partition import check_words
 from exssnet.core.proof import Verification
-from exssnet.data.inputs import as_data, as_inputs, count_classes
+from exssnet.data.inputs import as_data, as_inputs, require_two_classes
 from exssnet.data.task import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods import parse
@@ -113,7 +113,7 @@ class Model:
         mask_epochs, weight_epochs = _two_epochs(epochs)
         network = self._method.network
         data = as_data(train, classes)
-        count_classes(data.labels)  # also where `classes` says more, two must occur to be learned
+        require_two_classes(data.labels)  # also where `classes` says more
         network.check_new(name, data.classes)
         task = Task(
             index=len(self.tasks),

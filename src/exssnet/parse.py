@@ -31,7 +31,7 @@ from exssnet.typed import Between, Length, Matching, line, short, typed
 
 __all__ = [
     "JSON", "MEBIBYTE", "YAML", "Between", "Length", "Limits", "Matching", "ParseError", "from_json", "from_yaml",
-    "header_of", "json_file", "read", "read_safetensors", "typed", "yaml_file",
+    "header_of", "json_file", "opened", "read", "read_safetensors", "typed", "yaml_file",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -61,13 +61,13 @@ def read(path: Path, most: int, inside: Path | None = None) -> bytes:
     A FIFO or a device is refused before it is opened, a file that is too large before it is read. Links are followed,
     but where `inside` is given only to files in that folder.
     """
-    with _opened(path, most, inside) as (file, size):
+    with opened(path, most, inside) as (file, size):
         return _rest(path, file, size)
 
 
 def read_safetensors(path: Path, most: int, inside: Path | None = None) -> bytes:
     """The same of a safetensors file, refused unread where its size is not what its header says."""
-    with _opened(path, most, inside) as (file, size):
+    with opened(path, most, inside) as (file, size):
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(MOST_HEADER, size - 8):
             raise ParseError(f"{path} is not a safetensors file: its header cannot have {length:,} bytes")
@@ -98,7 +98,7 @@ def header_of(content: bytes, where: str) -> dict[str, TensorHeader]:
 
 
 @contextmanager
-def _opened(path: Path, most: int, inside: Path | None) -> Iterator[tuple[BinaryIO, int]]:
+def opened(path: Path, most: int, inside: Path | None) -> Iterator[tuple[BinaryIO, int]]:
     """A regular file, and its size."""
     target = Path(os.path.realpath(path))
     if inside is not None and not target.is_relative_to(os.path.realpath(inside)):

@@ -243,9 +243,10 @@ def test_slopes_of_tasks_that_scale_their_inputs_each_in_its_way(kind, per):
         less, more = (entropy({o: 1 / 5 + sign * step * (o == name) for o in names}) for sign in (-1, 1))
         columns.append((less - more) / (2 * step))
     wanted = torch.stack(columns, 1)
-    found = route(network, x, "one-shot", per=per, statistics="tasks", scalings=scalings)
-    torch.testing.assert_close(found.scores[:1] if per == "batch" else found.scores,
-                               wanted.mean(0, keepdim=True) if per == "batch" else wanted, rtol=1e-4, atol=1e-7)  # fmt: skip
+    if per == "batch":
+        wanted = wanted.mean(0).expand(ROWS, -1)
+    found = route(network, x, "one-shot", per=per, scalings=scalings)
+    torch.testing.assert_close(found.scores, wanted, rtol=1e-4, atol=1e-7)
     assert torch.equal(found.choice, found.scores.argmax(1))
 
 

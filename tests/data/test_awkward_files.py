@@ -186,7 +186,10 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(name: str, tmp_path: Path):
     arrays = {"kind": "array", "shape": [5], "dtype": "float32"}
     for read, message in [
         (lambda: read_labelled(tmp_path / name, label=None), "no sub-folders"),
-        (lambda: read_labelled(tmp_path / "x.npy", labels=tmp_path / name), r"cannot be read \(Is a directory\)$"),
+        (
+            lambda: read_labelled(tmp_path / "x.npy", labels=tmp_path / name),
+            "is a folder: a regular file was",
+        ),
         (lambda: read_inputs([tmp_path / name], IMAGES), "no images"),
         (lambda: read_inputs([tmp_path / name], tables), "learned from a table; give a .csv"),
         (lambda: read_inputs([tmp_path / name], arrays), "learned from float32 arrays; give them as a .npy"),

@@ -115,7 +115,7 @@ def _candidates(network: MaskedNetwork, tasks: Sequence[str] | None) -> tuple[st
 def _decide(
     network: MaskedNetwork, x: Tensor, rule: str, names: tuple[str, ...], per: str, chunk: int, statistics: str,
     scalings: Mapping[str, Scaling] | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Scores [cases, tasks] and choices [cases]; the cases are the rows, or the one batch."""
     if rule == "confident":
         seen = {name: x if scalings is None else scaled(x, scalings[name]) for name in names}

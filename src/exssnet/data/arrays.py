@@ -6,12 +6,15 @@ last. An array that has the network's size one way is read that way.
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exssnet.data import npy
 from exssnet.data.inputs import read_examples
+from exssnet.data.limits import require_memory
 from exssnet.data.pictures import fit_pixels
 from exssnet.errors import DataError, InputError
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    Arrays = dict[str, NDArray[Any]]
+    Headers = dict[str, npy.Header]
 
 INPUTS = frozenset({"x", "images", "image", "inputs", "input", "data", "features"})
 LABELS = frozenset({"y", "labels", "label", "targets", "target"})
@@ -33,9 +36,8 @@ def labelled_arrays(file: Path, labels: Path | None, label: str | None) -> tuple
             raise InputError(f"{file}: has no labels; name a second .npy file that holds them (--labels)")
         x, y, names = _only(file), _only(labels), (file.name, labels.name)
     else:
-        arrays = _load(file)
-        names = _pair(file, arrays, label)
-        x, y = arrays[names[0]], arrays[names[1]]
+        names = _pair(file, npy.headers(file), label)
+        x, y = npy.read(file, *names)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
@@ -48,11 +50,11 @@ def labelled_arrays(file: Path, labels: Path | None, label: str | None) -> tuple
 
 def unlabelled_arrays(file: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Inputs [N, *shape] of an .npz or .npy file, of the kind that was learned from."""
-    arrays = _load(file)
+    arrays = npy.headers(file)
     chosen = [name for name in arrays if len(arrays) == 1 or name.lower() in INPUTS]
     if len(chosen) != 1:
         raise DataError(f"{file}: which array holds the inputs? It has {_listed(arrays)}; name one of them x")
-    inputs = fitting(arrays[chosen[0]], shape, file)
+    inputs = fitting(npy.read(file, chosen[0])[0], shape, file)
     found = str(inputs.dtype).removeprefix("torch.")
     if found != dtype:
         raise DataError(f"{file}: the inputs are {found}, but {dtype} was learned from; convert them")
@@ -69,7 +71,7 @@ def fitting(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) -> T
         raise DataError(f"{file}: {error}") from error
 
 
-def _pair(file: Path, arrays: Arrays, label: str | None) -> tuple[str, str]:
+def _pair(file: Path, arrays: Headers, label: str | None) -> tuple[str, str]:
     """The names of the inputs and the labels in an .npz."""
     if label is not None and label not in arrays:
         raise DataError(f"{file}: no array '{label}'; it has {_listed(arrays)}")
@@ -81,7 +83,7 @@ def _pair(file: Path, arrays: Arrays, label: str | None) -> tuple[str, str]:
         labels = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iu"]
     pairs = [
         (x, y) for y in labels for x in arrays
-        if x != y and arrays[x].ndim > 1 and arrays[y].ndim > 0 and len(arrays[x]) == len(arrays[y])
+        if x != y and arrays[x].ndim > 1 and arrays[y].ndim > 0 and arrays[x].shape[0] == arrays[y].shape[0]
     ]  # fmt: skip
     if len(pairs) != 1:
         raise DataError(
@@ -108,6 +110,7 @@ def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) ->
     one = array.ndim == 3 and (have[1] in CHANNELS or len(array) == shape[0] == 3)
     if pictures is None or one or not array.size or len(shape) != 3 or shape[0] not in CHANNELS:
         raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network takes [N, {_joined(shape)}]")
+    require_memory(file, len(array) * prod(shape))
     out = np.empty((len(array), *shape), np.uint8)
     fit_pixels(pictures, out)
     return out
@@ -127,34 +130,13 @@ def _pictures(array: NDArray[Any]) -> NDArray[np.uint8] | None:
 
 
 def _only(file: Path) -> NDArray[Any]:
-    arrays = _load(file)
-    if list(arrays) != [""]:
+    if list(npy.headers(file)) != [npy.ONLY]:
         raise DataError(f"{file}: holds several arrays; give a .npy file with one")
-    return arrays[""]
+    return npy.read(file, npy.ONLY)[0]
 
 
-def _load(file: Path) -> Arrays:
-    """The arrays of an .npz by name, or the one of a .npy under ''."""
-    try:
-        with file.open("rb") as stream:
-            found = np.load(stream, allow_pickle=False)
-            arrays = {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-    except Exception as error:  # damaged files raise anything: EOFError, BadZipFile, zlib.error, MemoryError, ...
-        if "pickle" in str(error):
-            raise DataError(
-                f"{file}: holds Python objects or is no NumPy file; objects are never unpickled, save numeric arrays"
-            ) from None
-        if isinstance(error, OSError) and error.strerror:  # the system's word, not NumPy's
-            raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-        why = " ".join(str(error).split())
-        raise DataError(f"{file}: not readable as a NumPy file ({why}); save it again") from error
-    if not arrays:
-        raise DataError(f"{file}: holds no arrays; save inputs as x and labels as y")
-    return arrays
-
-
-def _listed(arrays: Arrays) -> str:
-    return ", ".join(f"{name} [{_joined(array.shape)}] of {array.dtype}" for name, array in arrays.items())
+def _listed(arrays: Headers) -> str:
+    return ", ".join(f"{name} {header}" for name, header in arrays.items())
 
 
 def _joined(shape: tuple[int, ...]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from exssnet.data.arrays import fitting, labelled_arrays, unlabelled_arrays
+from exssnet.data.limits import require_memory
 from exssnet.data.naming import label_names, settle
 from exssnet.data.pictures import class_folders, fit_all, image_files, image_shape
 from exssnet.data.streams import Holdout, rows_by_class
@@ -216,6 +218,7 @@ def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str
 
 
 def _images(files: list[Path], shape: Sequence[int]) -> Tensor:
+    require_memory(files[0].parent, len(files) * prod(shape))
     out = np.empty((len(files), *image_shape(shape)), np.uint8)
     fit_all(files, [str(file) for file in files], out)
     return torch.from_numpy(out)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from exssnet.data.dataset import Dataset
+from exssnet.data.limits import MOST_CLASSES, require_numbered
 from exssnet.data.task import Data
 from exssnet.data.tensors import Shared, TensorData, TensorSplit
 from exssnet.data.transforms import Normalize
@@ -80,10 +81,16 @@ def read_examples(examples: Examples) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def count_classes(labels: Tensor) -> int:
-    """How many classes labels stand for, if they are enough for a task."""
+def require_two_classes(labels: Tensor) -> None:
+    """Refuse labels from which nothing can be told apart."""
     if bool((labels == labels[0]).all()):
         raise InputError(f"all labels are {int(labels[0])}: a task needs at least two classes")
+
+
+def count_classes(labels: Tensor) -> int:
+    """How many classes labels stand for, if they are enough for a task."""
+    require_two_classes(labels)
+    require_numbered(int(labels.max()), len(torch.unique(labels)))
     return max(int(labels.max()) + 1, 2)
 
 
@@ -91,6 +98,8 @@ def check_labels(labels: Tensor, classes: int) -> None:
     """Refuse labels outside 0..classes-1."""
     if classes < 2:
         raise InputError(f"classes is {classes}: a task needs at least two classes")
+    if classes > MOST_CLASSES:
+        raise InputError(f"classes is {classes:,}: a task can have up to {MOST_CLASSES:,}")
     wrong = ((labels < 0) | (labels >= classes)).nonzero()
     if len(wrong):
         row = int(wrong[0])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from exssnet.data import limits
 from exssnet.errors import DataError, InputError
 from exssnet.pixels import MOST, SMALL
 
@@ -129,7 +130,7 @@ def _opened(image: Encoded, where: str) -> Iterator[Image]:
     if not image:
         raise DataError(f"{where}: no image bytes; the file is not whole, fetch it again")
     try:
-        with open(image, "rb") if isinstance(image, Path) else BytesIO(image) as stream:
+        with limits.opened(image) if isinstance(image, Path) else BytesIO(image) as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             with Image.open(stream, formats=FORMATS) as opened:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exssnet.data.limits import opened, require_readable, require_room
 from exssnet.data.naming import plain_number
 from exssnet.data.pictures import fit_all
 from exssnet.errors import DataError, ExssnetError, InputError
@@ -30,6 +34,11 @@ if TYPE_CHECKING:
 # The row number that pandas writes along: in a file sorted by class it would give the answer away.
 INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 BATCH = 1024  # encoded images in memory at a time
+TOGETHER = 256  # columns read at once: one by one, many thousands would take minutes
+NUMBER = 12  # bytes of a cell while it is read: in float64, and in float32
+OBJECT = 60  # bytes of a label while it is read
+MOST_LINE = 2**26  # signs in a line of a .csv
+SHOWN = 20  # columns named in a message
 NUMBERS_ONLY = "text is not supported yet; give numeric columns only, so encode this one or take it out"
 
 
@@ -58,9 +67,9 @@ def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Ta
     """Rows after a header, separated by commas, semicolons or tabs."""
     values, labels, lines = array("d"), [], []
     with _csv_rows(file) as (header, reader):
-        label_at = None if label is None else _position(file, header, label)
+        label_at = None if label is None else _positions(file, header, [label])[0]
         columns = _features(file, header, label) if columns is None else list(columns)
-        positions = [_position(file, header, column) for column in columns]
+        positions = _positions(file, header, columns)
         for row in reader:
             if len(row) != len(header):
                 if not "".join(row).strip():
@@ -92,19 +101,22 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
     import pyarrow as pa
 
     parquet = open_parquet(file)
-    names = parquet.schema_arrow.names
-    columns = _features(file, names, label) if columns is None else list(columns)
-    numbers = []
-    for column in columns:
-        _position(file, names, column)
-        kind = parquet.schema_arrow.field(column).type
+    schema = parquet.schema_arrow
+    if label is not None:
+        _positions(file, schema.names, [label])
+    columns = _features(file, schema.names, label) if columns is None else list(columns)
+    for column, at in zip(columns, _positions(file, schema.names, columns), strict=True):
+        kind = schema.field(at).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise DataError(f"{file}, column '{column}': holds {kind}, {NUMBERS_ONLY}")
-        cells = _column(file, parquet, column)
-        if cells.null_count:
-            empty = int(np.flatnonzero(cells.is_null().to_numpy())[0])
-            raise DataError(f"{file}, row {empty}, column '{column}': is empty; fill it in or remove the row")
-        numbers.append(_float32(cells.to_numpy()))
+    require_room(file, parquet.metadata.num_rows * len(columns) * NUMBER)
+    numbers = []
+    for some in (columns[at : at + TOGETHER] for at in range(0, len(columns), TOGETHER)):
+        for column, cells in zip(some, _columns(file, parquet, some), strict=True):
+            if cells.null_count:
+                empty = int(np.flatnonzero(cells.is_null().to_numpy())[0])
+                raise DataError(f"{file}, row {empty}, column '{column}': is empty; fill it in or remove the row")
+            numbers.append(_float32(cells.to_numpy()))
     labels, own = ([], None) if label is None else parquet_labels(file, label)
     values = torch.from_numpy(np.stack(numbers, axis=1))
     table = Table(file, columns, values, range(len(values)), "row", labels, own)
@@ -115,10 +127,11 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
 def parquet_labels(file: Path, label: str) -> tuple[list[Any], list[str] | None]:
     """The label column as it is written, and the names that the hub's metadata gives to labels 0, 1, ..."""
     parquet = open_parquet(file)
-    _position(file, parquet.schema_arrow.names, label)
+    _positions(file, parquet.schema_arrow.names, [label])
+    require_room(file, parquet.metadata.num_rows * OBJECT)
     own = [str(name) for name in _hub_features(parquet).get(label, {}).get("names") or []]
     with _arrow(file):
-        written = _column(file, parquet, label).to_pylist()
+        written = _columns(file, parquet, [label])[0].to_pylist()
     return written, own if own and len(set(own)) == len(own) else None
 
 
@@ -136,7 +149,7 @@ def label_column(file: Path, label: str | None) -> str:
         marked = [name for name in columns if "names" in features.get(name, {})]
         marked = marked or [name for name in columns if name == "label"]
     if len(marked) != 1:
-        raise InputError(f"{file}: name the label column (--label), one of {', '.join(columns)}")
+        raise InputError(f"{file}: name the label column (--label), one of {_listed(columns)}")
     return str(marked[0])
 
 
@@ -153,6 +166,7 @@ def image_column(file: Path) -> str | None:
 def parquet_images(file: Path, column: str, shape: tuple[int, int, int]) -> Tensor:
     """The images of a parquet in the hub's layout, brought to a shape: uint8 [N, C, H, W]."""
     parquet = open_parquet(file)
+    require_room(file, parquet.metadata.num_rows * math.prod(shape))
     images = np.empty((parquet.metadata.num_rows, *shape), np.uint8)
     start = 0
     with _arrow(file):
@@ -169,6 +183,7 @@ def open_parquet(file: Path) -> Any:
     """A `pyarrow.parquet.ParquetFile` (untyped) with at least one row."""
     from pyarrow.parquet import ParquetFile
 
+    require_readable(file)
     with _arrow(file):
         parquet = ParquetFile(file)
         groups = (parquet.metadata.row_group(group) for group in range(parquet.num_row_groups))
@@ -183,10 +198,10 @@ def open_parquet(file: Path) -> Any:
 def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
     """The header of a .csv, every name once, and a reader of the rows after it."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            first = stream.readline()
+        with opened(file) as content, TextIOWrapper(content, "utf-8-sig", newline="") as stream:
+            first = next(_lines(stream, file), "")
             stream.seek(0)
-            reader = csv.reader(stream, delimiter=max(",;\t", key=first.count))
+            reader = csv.reader(_lines(stream, file), delimiter=max(",;\t", key=first.count))
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
                 raise DataError(f"{file}: its first line is empty; give a header, then one line for each example")
@@ -200,6 +215,13 @@ def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
 
 
+def _lines(stream: TextIOWrapper, file: Path) -> Iterator[str]:
+    while line := stream.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise DataError(f"{file}: has a line of {MOST_LINE:,} signs; it is no table of one example in a line")
+        yield line
+
+
 @contextmanager
 def _arrow(file: Path) -> Iterator[None]:
     try:
@@ -211,10 +233,11 @@ def _arrow(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: not readable as parquet ({why}); save or fetch it again") from error
 
 
-def _column(file: Path, parquet: Any, name: str) -> Any:
+def _columns(file: Path, parquet: Any, names: Sequence[str]) -> list[Any]:
     with _arrow(file):
-        cells = parquet.read(columns=[name])[name]
-    _check_whole(file, len(cells), parquet)
+        found = parquet.read(columns=list(names))
+        cells = [found[name] for name in names]
+    _check_whole(file, len(found), parquet)
     return cells
 
 
@@ -235,15 +258,22 @@ def _hub_features(parquet: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_names(file: Path, columns: Sequence[str]) -> None:
-    twice = [name for name in columns if name and columns.count(name) > 1]
+    twice = [name for name, times in Counter(columns).items() if name and times > 1]
     if twice:
         raise DataError(f"{file}: column '{twice[0]}' is there more than once; give every column its own name")
 
 
-def _position(file: Path, columns: Sequence[str], wanted: str) -> int:
-    if wanted not in columns:
-        raise DataError(f"{file}: no column '{wanted}'; it has {', '.join(columns)}")
-    return columns.index(wanted)
+def _positions(file: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    at = {name: number for number, name in reversed([*enumerate(columns)])}
+    for name in wanted:
+        if name not in at:
+            raise DataError(f"{file}: no column '{name}'; it has {_listed(columns)}")
+    return [at[name] for name in wanted]
+
+
+def _listed(columns: Sequence[str]) -> str:
+    more = f" and {len(columns) - SHOWN:,} more" if len(columns) > SHOWN else ""
+    return ", ".join(columns[:SHOWN]) + more
 
 
 def _features(file: Path, columns: Iterable[str], label: str | None) -> list[str]:
