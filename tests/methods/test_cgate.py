@@ -52,6 +52,28 @@ def test_a_gate_is_decided_by_its_own_small_network():
         at += units
 
 
+def test_a_learned_task_opens_no_unit_that_it_did_not_freeze_whatever_its_gates_say():
+    method = made("cgate")
+    Trainer(method, 0).learn(task())
+    allowed = torch.tensor([1, 0, 1, 0, 1, 0, 0, 1, 1]).bool()  # 5 and 4 units
+    method.private["task1/allowed"] = allowed
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    own, closed = method.private_of("task1"), 0
+    parts = method.gate_layout.tensors(own["gates"])
+    weights = method.network.layout.tensors(method.network.weights.detach())
+    hidden = x
+    for number, held in ((0, allowed[:5]), (2, allowed[5:])):
+        name = f"module.{number}"
+        inner = torch.relu(hidden @ parts[f"{name}.first"].T + parts[f"{name}.first_bias"])
+        wanted = inner @ parts[f"{name}.second"].T + parts[f"{name}.second_bias"] > 0
+        closed += int((wanted & ~held).sum())
+        hidden = torch.relu(hidden @ weights[f"{name}.layer.weight"].T + weights[f"{name}.layer.bias"])
+        hidden = hidden * (wanted & held)
+    assert closed > 20  # gates that would be open
+    logits = hidden @ own["head/module.4.weight"].T + own["head/module.4.bias"]
+    assert torch.allclose(method.logits(x, "task1"), logits, atol=1e-5)
+
+
 def test_the_gradient_goes_straight_through_a_gate():
     scores = torch.linspace(-4, 4, 17, dtype=torch.float64, requires_grad=True)
     gates = opened(scores)

@@ -8,6 +8,7 @@ from tests.methods.gated import both, digits, made, task, toy
 from tests.stopping import cut_after
 from torch import nn
 
+from exssnet.core import runner
 from exssnet.core.gated import gated
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
@@ -117,14 +118,18 @@ def test_norm_statistics_and_outputs_are_each_tasks_own(name):
 
 
 @both
-def test_storage_counts_the_shared_weights_once_and_what_each_task_owns(name):
-    method = made(name)
+@pytest.mark.parametrize("norm", [False, True])
+def test_storage_counts_the_shared_weights_once_and_what_each_task_owns(name, norm):
+    module = toy()
+    if norm:
+        module.insert(1, nn.BatchNorm1d(5))
+    method = made(name, module)
     trainer = Trainer(method, 0)
     gates = {"hat": 9, "cgate": 16 * (6 + 1 + 5 + 5 + 1 + 4) + 9}[name]
     for count in (1, 2):
         trainer.learn(task(count - 1))
-        own = 32 * (gates + 3 * 4 + 3) + (8 * 9 if name == "cgate" else 0)
-        weights = 32 * (6 * 5 + 5 + 5 * 4 + 4)
+        own = 32 * (gates + 3 * 4 + 3) + (8 * 9 if name == "cgate" else 0) + norm * (32 * 2 * 5 + 64)  # and its batches
+        weights = 32 * (6 * 5 + 5 + 5 * 4 + 4 + norm * 2 * 5)
         assert method.storage() == {"weight_bits": weights, "private_bits": count * own, "method_bits": 32 * 9}
 
 
@@ -141,10 +146,23 @@ def test_a_run_that_was_cut_off_inside_a_task_goes_on_to_the_same_record(tmp_pat
 
 
 @both
-def test_a_network_without_gates_in_the_same_process_is_another_one(name):
-    for other in ("naive", name, "naive"):
-        stream, method = digits(other, epochs=1)
-        Trainer(method, 0).learn(stream[0])
+def test_networks_with_and_without_gates_do_not_share_what_is_made_for_a_structure(name):
+    """In one process one after the other, each learns what it learns in a process of its own."""
+    other = {"hat": "cgate", "cgate": "hat"}[name]
+    alone = {}
+    for kind in ("naive", name, other):
+        runner._forms.clear()  # as a new process has none
+        alone[kind] = outcome(kind)
+    runner._forms.clear()
+    for kind in ("naive", name, "naive", other, name):
+        assert torch.equal(outcome(kind), alone[kind])
+    assert len(runner._forms) == 3
+
+
+def outcome(kind):
+    stream, method = digits(kind, epochs=1)
+    Trainer(method, 0).learn(stream[0])
+    return method.logits(stream[0].test.batch(torch.arange(40))[0], "task1")
 
 
 @pytest.mark.parametrize(

@@ -149,11 +149,36 @@ def test_ders_distance_is_the_mean_square_over_the_outputs_that_are_trained():
         assert torch.allclose(found, expected)
 
 
-def test_herding_takes_what_brings_the_mean_nearest():
-    """On a line, mean 2: first 2.5 (nearest to 2), then 1 (mean 1.75), then 3 (mean 2.17)."""
-    features = torch.tensor([[0.0], [1.0], [2.5], [3.0], [3.5]])
-    assert herd(features, 3).tolist() == [2, 1, 3]
-    assert sorted(herd(features, 9).tolist()) == [0, 1, 2, 3, 4]
+def away(rows, taken):
+    """The squared distance between the mean of the rows taken and the mean of all, in plain numbers."""
+    means = [
+        [sum(column) / len(some) for column in zip(*some, strict=True)] for some in (rows, [rows[i] for i in taken])
+    ]
+    return sum((one - other) ** 2 for one, other in zip(*means, strict=True))
+
+
+def herded(features, count):
+    """The paper's algorithm 4, example by example."""
+    rows, order = features.double().tolist(), []
+    for _ in range(min(count, len(rows))):
+        order.append(min(set(range(len(rows))) - set(order), key=lambda row: away(rows, [*order, row])))
+    return order
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 4), st.integers(1, 14))
+def test_herding_takes_what_brings_the_mean_of_those_taken_nearest(seed, rows, size, count):
+    features = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    order, numbers = herd(features, count).tolist(), features.double().tolist()
+    assert len(set(order)) == len(order) == min(count, rows)
+    for number in range(len(order)):  # of two that are as good either may be taken
+        best = min(away(numbers, [*order[:number], row]) for row in set(range(rows)) - set(order[:number]))
+        assert away(numbers, order[: number + 1]) == pytest.approx(best, abs=1e-5)
+
+
+def test_herding_is_not_the_order_of_the_nearest_to_the_mean():
+    features = torch.tensor([[1.0], [1.1], [-1.2], [-0.9]])  # mean 0; behind -0.9 and 1.0, 1.1 is nearer than -1.2
+    assert herd(features, 3).tolist() == [3, 0, 2]
 
 
 def test_icarl_answers_with_the_nearest_mean():
@@ -178,16 +203,41 @@ def test_icarl_shares_its_places_among_all_classes():
 def test_icarl_keeps_the_first_of_the_herding_order_and_the_means_of_what_it_keeps():
     method = made("icarl", buffer=20)
     trainer = Trainer(method, 0, TrainSettings(10))
+
+    def features(examples):  # of the layer before the head, by hand
+        w = {name: tensor.detach() for name, tensor in method.network.layout.tensors(method.network.weights).items()}
+        hidden = (examples @ w["0.weight"].T + w["0.bias"]).clamp(min=0)
+        return hidden / hidden.norm(dim=1, keepdim=True)
+
     trainer.learn(task(0))
     first, places = method.exemplars.clone(), method.places.clone()
-    data = task(0).train
+    x, y = task(0).train.batch(torch.arange(40))
     for label in range(3):  # those of a class are in the order in which they were herded
-        own = (data.labels == label).nonzero().view(-1)
-        features = nn.functional.normalize(method.network.features(data.batch(own)[0]))
-        order = own[herd(features, 20 // 3)]
-        assert torch.equal(first[places == label], data.examples(order))
-        nearest = nn.functional.normalize(features[herd(features, 20 // 3)].mean(0), dim=0)
-        assert torch.allclose(method.means[label], nearest, atol=1e-6)
+        assert torch.equal(first[places == label], x[y == label][herded(features(x[y == label]), 6)])
     trainer.learn(task(1))
     for label in range(3):
-        assert torch.equal(method.exemplars[method.places == label], first[places == label][: 20 // 6])
+        kept = first[places == label][:3]
+        assert torch.equal(method.exemplars[method.places == label], kept)
+        mean = features(kept).mean(0)  # under the network as it is now
+        assert torch.allclose(method.means[label], mean / mean.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["task", "masked-test", "shared"])
+@pytest.mark.parametrize("name", ["er", "der", "der++", "agem"])
+def test_nothing_is_replayed_while_the_first_task_is_learned(name, head):
+    """The memory fills from the first batch on, but with nothing of an earlier task."""
+    method = made(name, head=head, buffer=40)
+    next(iter(method.phases(task(0))))
+    data = examples(seed=0)
+    for seed in range(3):  # no example of class 0, which an empty memory would seem to hold
+        new = batch_of(data, data.labels.nonzero().view(-1)[:20], seed)
+        method.network.weights.grad = None
+        loss = method.loss(new)
+        outputs = method.network.run(new.x, training=True)
+        seen = outputs if head == "masked-test" else outputs[:, :3]
+        expected = nn.functional.cross_entropy(seen, new.y)
+        assert torch.allclose(loss, expected)
+        (plain,) = torch.autograd.grad(expected, [method.network.weights])
+        loss.backward()
+        method.after_backward()
+        assert torch.allclose(method.network.weights.grad, plain, atol=1e-6)

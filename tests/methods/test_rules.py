@@ -40,28 +40,66 @@ def test_the_loss_of_old_examples_is_the_loss_they_were_trained_with(head):
 # --- rules ----------------------------------------------------------------------------------------------------------
 
 
+def normed(outputs):
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def by_hand(method, weights, statistics, x):
+    """The outputs of `normed` under a vector of weights; without statistics, with those of the batch."""
+    w = {name: tensor.detach() for name, tensor in method.network.layout.tensors(weights).items()}
+    hidden = x @ w["0.weight"].T + w["0.bias"]
+    mean, var = (hidden.mean(0), hidden.var(0, unbiased=False)) if statistics is None else statistics
+    hidden = (hidden - mean) / (var + 1e-5).sqrt() * w["1.weight"] + w["1.bias"]
+    return hidden.clamp(min=0) @ w["3.weight"].T + w["3.bias"]
+
+
+def statistics_of(method):
+    return tuple(method.network.buffers[f"1.running_{name}"].clone() for name in ("mean", "var"))
+
+
+def softened(outputs, temperature):
+    """y'ᵢ = yᵢ^(1/T) / Σ yⱼ^(1/T), the paper's equation 3, from probabilities y."""
+    y = outputs.softmax(1) ** (1 / temperature)
+    return y / y.sum(1, keepdim=True)
+
+
 @pytest.mark.parametrize("head", ["task", "masked-test", "shared"])
-def test_lwf_holds_the_outputs_of_earlier_tasks_on_the_new_examples(head):
-    method = made("lwf", classes=(3, 2, 2), head=head, strength=0.6, temperature=3.0)
-    method.tasks = ["task1", "task2"]
-    draw = torch.Generator().manual_seed(0)
-    method.teacher = method.network.weights.detach() + 0.3 * torch.randn(len(method.teacher), generator=draw)
-    new = batch_of(examples(classes=2, seed=1))
-    before = method.network.run(new.x, training=False, weights=method.teacher)
-    now = method.network.run(new.x, training=True)
+def test_lwf_answers_for_earlier_tasks_as_the_network_did_before_this_one(head):
+    """With the weights and the norm statistics of then, which move on while the new task is learned."""
+    outputs = {"task": 7, "masked-test": 7, "shared": 3}[head]
+    options = {"head": head, "strength": 0.6, "temperature": 3.0, "module": normed(outputs)}
+    method = made("lwf", classes=(3, 2, 2), **options)
+    trainer = Trainer(method, 0, TrainSettings(10))
+    trainer.learn(task(0))
+    trainer.learn(task(1, classes=2))
+    weights, statistics = method.network.weights.detach().clone(), statistics_of(method)
+    next(method.phases(task(2, classes=2)))
+    with torch.no_grad():
+        method.network.weights += 0.3 * torch.randn(len(weights), generator=torch.Generator().manual_seed(0))
+    new = batch_of(examples(classes=2, seed=2))
+    method.loss(new)  # moves the statistics
+    now, before = by_hand(method, method.network.weights, None, new.x), by_hand(method, weights, statistics, new.x)
     groups = {"task": [(0, 3), (3, 5)], "masked-test": [(0, 5)], "shared": [(0, 3)]}[head]
-    held = sum(distillation(now[:, a:b], before[:, a:b], 3.0) for a, b in groups)
-    assert torch.allclose(method.loss(new), method.new_loss(new) + 0.6 * held)
+    held = sum(-(softened(before[:, a:b], 3) * softened(now[:, a:b], 3).log()).sum(1).mean() for a, b in groups)
+    seen, labels = {"task": (now[:, 5:], new.y), "masked-test": (now, new.y + 5), "shared": (now[:, :2], new.y)}[head]
+    assert torch.allclose(method.loss(new), nn.functional.cross_entropy(seen, labels) + 0.6 * held, rtol=1e-4)
 
 
-def test_ewcs_importance_is_added_up_from_task_to_task():
-    method = made("ewc-online", gamma=0.5)
-    method.fisher = torch.ones_like(method.fisher)
-    new = task(0)
-    expected = 0.5 + method.information(new.train)
-    method.end_task(new)
-    assert torch.allclose(method.fisher, expected)
-    assert torch.equal(method.anchor, method.network.weights.detach())
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_ewcs_importance_is_added_up_from_task_to_task(gamma):
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
+    method = made("ewc-online", gamma=gamma, module=module)
+    trainer, expected = Trainer(method, 0, TrainSettings(10)), torch.zeros_like(method.fisher)
+    for index in range(3):
+        trainer.learn(task(index))
+        nn.utils.vector_to_parameters(method.network.weights.detach().clone(), module.parameters())
+        own, found = slice(3 * index, 3 * index + 3), torch.zeros_like(expected)
+        for x, label in zip(*task(index).train.batch(torch.arange(40)), strict=True):
+            loss = nn.functional.cross_entropy(module(x[None])[:, own], label[None])
+            found += nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(module.parameters()))).square() / 40
+        expected = gamma * expected + found
+        assert torch.allclose(method.fisher, expected, rtol=1e-4, atol=1e-8)
+        assert torch.equal(method.anchor, method.network.weights.detach())
 
 
 @settings(deadline=None, max_examples=30)
@@ -104,22 +142,60 @@ def test_ewcs_penalty_pulls_back_in_proportion_to_fisher_and_way():
     assert torch.allclose(with_penalty - without, 3.0 * method.fisher * (weights - method.anchor).detach(), atol=1e-5)
 
 
-def test_sis_path_integral_on_a_quadratic_is_what_the_loss_lost():
-    """On L = ½ a·w² small steps against the slope lose ½ a (w₀² − w₁²) in each direction."""
-    method = made("si", damping=0.001)
-    weights, slopes = method.network.weights, torch.linspace(0.5, 2, len(method.network.weights))
+def on_a_quadratic(method, slopes, steps=4000, rate=0.0002):
+    """Small steps on L = ½ a·w², as the loop makes them; what the loss lost in each direction."""
+    weights = method.network.weights
     start = weights.detach().clone()
-    for _ in range(4000):
-        method._walk()
+    for _ in range(steps):
+        method._walk()  # as the loss does
         weights.grad = (slopes * weights).detach()
         method.after_backward()
         with torch.no_grad():
-            weights -= 0.0002 * weights.grad
+            weights -= rate * weights.grad
     method._walk()
-    lost = 0.5 * slopes * (start**2 - weights.detach() ** 2)
+    return 0.5 * slopes * (start**2 - weights.detach() ** 2)
+
+
+def test_sis_path_integral_is_what_the_task_s_loss_lost_whatever_the_penalty_did():
+    method = made("si", damping=0.001, strength=3.0)
+    size = len(method.network.weights)
+    lost = on_a_quadratic(method, torch.linspace(0.5, 2, size))
     assert torch.allclose(method.path, lost, rtol=2e-3, atol=1e-7)
+    first, start = method.network.weights.detach().clone(), method.network.start
     method.end_task(task(0))
-    assert torch.allclose(method.importance, lost / ((weights.detach() - start) ** 2 + 0.001), rtol=2e-3, atol=1e-4)
+    importance = lost / ((first - start) ** 2 + 0.001)
+    assert torch.allclose(method.importance, importance, rtol=2e-3, atol=1e-4)
+
+    with torch.no_grad():  # far from the anchor, so that the penalty pulls
+        method.network.weights += torch.randn(size, generator=torch.Generator().manual_seed(0))
+    moved = method.network.weights.detach().clone()
+    method.place.copy_(moved)
+    lost = on_a_quadratic(method, torch.linspace(2, 0.5, size))
+    pulled = method.network.weights.detach() - moved * torch.exp(-0.8 * torch.linspace(2, 0.5, size))
+    assert pulled.abs().max() > 0.1  # without a penalty a weight goes to w·exp(−a·rate·steps)
+    assert torch.allclose(method.path, lost, rtol=5e-3, atol=1e-4)
+    method.end_task(task(1))
+    last = method.network.weights.detach()
+    importance = importance + (lost / ((last - first) ** 2 + 0.001)).clamp(min=0)
+    assert torch.allclose(method.importance, importance, rtol=1e-2, atol=1e-2)
+    assert torch.equal(method.anchor, last)
+
+
+def test_a_weight_whose_way_raised_the_loss_is_of_no_importance_to_si():
+    method = made("si", damping=0.1)
+    weights = method.network.weights
+    start, slopes = weights.detach().clone(), torch.ones(len(weights))
+    slopes[::2] = -1.0  # half of them are led uphill
+    for _ in range(50):
+        method._walk()
+        weights.grad = weights.detach().clone()
+        method.after_backward()
+        with torch.no_grad():
+            weights -= 0.01 * slopes * weights.grad
+    method.end_task(task(0))
+    gained = 0.5 * (start**2 - weights.detach() ** 2) / ((weights.detach() - start) ** 2 + 0.1)
+    assert (gained < -1e-4).any()
+    assert torch.allclose(method.importance, gained.clamp(min=0), rtol=2e-2, atol=1e-5)
 
 
 def test_si_pulls_back_in_proportion_to_importance_and_way():
