@@ -32,8 +32,11 @@ def exssnet() -> Iterator[Forks]:
 
 
 def good(done: Done) -> str:
-    """What a command printed that went well, and said nothing else."""
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    """What a command printed that went well, and said nothing else, but for tasks that are hard to tell apart."""
+    confused = (
+        r"exssnet: of \d+ held-out inputs of '.*' \d+ go to '.*?'(?: \(and .*\))?: --task auto is not reliable here\n"
+    )
+    assert (done.returncode, re.sub(confused, "", done.stderr)) == (0, ""), done.stderr
     return done.stdout
 
 
@@ -66,10 +69,14 @@ def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_pat
     assert high["accuracy"] > 80
 
     table = good(run("tasks", "model")).splitlines()
-    assert table[0].split() == ["task", "classes", "accuracy", "%", "lender", "overlap", "%", "trained", "size", "date"]
+    assert " ".join(table[0].split()) == "task classes accuracy % auto % lender overlap % trained size date"
     assert [row.split()[0] for row in table[1:3]] == ["low", "high"]
     assert re.fullmatch(r"2 tasks on lenet-300-100, [\d.]+ kB in all", table[3])
-    assert [task["digest"] for task in told(run("tasks", "model", "--json"))][1] == high["digest"]
+    listed = told(run("tasks", "model", "--json"))
+    assert listed[1]["digest"] == high["digest"]
+    own = {task: counts[at] / sum(counts) for at, (task, counts) in
+           enumerate(sorted(high["routing"]["found"].items(), key=lambda pair: pair[0] == "high"))}  # fmt: skip
+    assert {task["name"]: task["auto"] for task in listed} == own
 
     asked = sorted((tmp_path / "low").rglob("*.png"))[::7]
     answers = told(run("predict", "model", *asked, "--task", "low", "--json"))
@@ -99,17 +106,39 @@ def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_pat
         shares[rule] = rows[2]["task_accuracy"]
     assert shares["confident"] > 75
     table = good(run("evaluate", "model", "--task", "auto", *both)).splitlines()
-    assert table[0].split() == ["task", "examples", "task", "found", "%", "accuracy", "%"]
+    assert table[0].split()[:7] == ["task", "examples", "task", "found", "%", "accuracy", "%"]
+    assert table[0].endswith("accuracy %  unknown %  accuracy of the rest %")
     assert table[3].split()[:5] == ["all", "of", "them", "360", f"{shares['confident']:.2f}"]
-    routed = told(run("predict", "model", *asked, "--task", "auto", "--json"))
+    routed = told(run("predict", "model", *asked, "--task", "auto", "--threshold", "0", "--json"))
     assert np.mean([answer["task"] == "low" for answer in routed]) > 0.6
-    assert good(run("predict", "model", *asked, "--task", "auto")).split()[:5] == [
-        "input",
-        "task",
-        "label",
-        "probability",
-        "then",
-    ]
+    rows = told(run("predict", "model", *asked, "--task", "auto", "--threshold", "0.9", "--json"))
+    assert {answer["routing"] < 0.9 for answer in rows} == {True, False}
+    for sure, answer in zip(routed, rows, strict=True):
+        assert sum(answer["candidates"].values()) == pytest.approx(1)
+        assert answer["routing"] == max(answer["candidates"].values())
+        assert answer["likeliest"]["probabilities"] == sure["probabilities"]
+        known = answer["routing"] >= 0.9
+        assert [answer[key] for key in ("task", "label", "probability")] == (
+            [sure[key] for key in ("task", "label", "probability")] if known else [None] * 3
+        )
+    lines = good(run("predict", "model", *asked, "--task", "auto", "--threshold", "0.9")).splitlines()
+    assert lines[0].split() == ["input", "task", "routing", "label", "probability", "then"]
+    for line, sure, answer in zip(lines[1:], routed, rows, strict=True):
+        told_in = [
+            answer["name"],
+            sure["task"],
+            f"{answer['routing']:.3f}",
+            sure["label"],
+            f"{sure['probability']:.3f}",
+        ]
+        if answer["task"] is None:
+            told_in = [answer["name"], "unknown", told_in[2], "–", "–", "perhaps", f"{told_in[1]}:", *told_in[3:]]
+        assert line.split()[: len(told_in)] == told_in
+    refused(run("predict", "model", asked[0], "--task", "low", "--threshold", "0.5"), "--threshold is for --task auto")
+    refused(
+        run("predict", "model", asked[0], "--task", "auto", "--rule", "binary", "--threshold", "0.5"),
+        "was not measured",
+    )
 
     assert good(run("verify", "model")) == (
         f"model: 6 files, {bytes_(Model.open(tmp_path / 'model').verify().bytes)}, every byte as written; "
@@ -230,7 +259,7 @@ def test_arrays_and_a_network_of_one_s_own(exssnet: Forks, tmp_path: Path):
         refused(run("predict", model, "low.npz", "--task", "low", "--network", "mine:broken"), "KeyError: 'no such'")
         refused(run("predict", model, "low.npz", "--task", "low", "--network", "mine:number"), "must give a torch")
         answers = told(run("predict", model, "low.npz", "--task", "auto", *own, "--json"))
-        assert np.mean([answer["task"] == "low" for answer in answers]) > 0.5
+        assert np.mean([answer["likeliest"]["task"] == "low" for answer in answers]) > 0.5
         assert "needs --network" in good(run("verify", model))
         assert "tasks: 2" in good(run("verify", model, *own))
         assert "2 tasks on a network of your own" in good(run("tasks", model))

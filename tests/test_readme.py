@@ -46,6 +46,14 @@ def test_the_model_directory_prints_what_the_readme_shows(tmp_path):
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     assert _apart_from_numbers(lines[-5:]) == _apart_from_numbers(shown.splitlines())
     assert "every byte as written" in lines[-1]
+    heading = next(number for number, line in enumerate(lines) if line.startswith("input "))
+    told = block("`predict` begins with").splitlines()
+    assert lines[heading].split() == told[0].split()
+    for line, wanted in zip(lines[heading + 1 :], told[1:], strict=False):
+        name, task, _, label = line.split()[:4]
+        assert name == wanted.split()[0]
+        true = {"high.npz:0": "5", "high.npz:1": "6"}[name]
+        assert (task, label) in (("unknown", "–"), ("high", true))  # never another task as if it were certain
 
 
 def _apart_from_numbers(lines):

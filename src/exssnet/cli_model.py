@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exssnet.errors import InputError
+from exssnet.errors import InputError, printable
 from exssnet.store.manifest import AUTO
 
 if TYPE_CHECKING:
@@ -52,6 +52,19 @@ class Rule(StrEnum):
     CONFIDENT = "confident"
     ONE_SHOT = "one-shot"
     BINARY = "binary"
+
+
+FoundBy = Annotated[Rule, typer.Option(help="With --task auto: how the task is found.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help="With --task auto: the least probability of a task, or else it is unknown.", show_default="measured"
+    ),
+]
+NOT_MEASURED = (
+    "how well tasks are told apart was not measured in this model, so --task auto always answers; "
+    "that is measured when a task is learned"
+)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -105,6 +118,7 @@ def learn(
     from exssnet.data.files import read_labelled
     from exssnet.store.base import check_method
     from exssnet.store.folder import Folder
+    from exssnet.store.measured import Measured
     from exssnet.store.model import StoredModel, check_name
     from exssnet.store.plan import running_low
 
@@ -139,9 +153,10 @@ def learn(
             optimizer=optimizer, weight_decay=weight_decay, held_out=held_out, listener=listener,
         )  # fmt: skip
     terminal_model.print_learned(model, learned, as_json)
-    warning = running_low(model.model.network)
-    if warning:
-        print(f"exssnet: {warning}", file=sys.stderr)
+    measured = Measured.of_card(learned.card)
+    for warning in (measured and measured.warning(), running_low(model.model.network)):
+        if warning:
+            print(f"exssnet: {printable(warning)}", file=sys.stderr)
 
 
 def _asked(**options: Any) -> dict[str, Any]:
@@ -231,17 +246,26 @@ def predict(
     path: Where,
     inputs: Annotated[list[Path], typer.Argument(help="Images, or a .npy, .npz, .csv or .parquet.")],
     task: Annotated[str, typer.Option("--task", help="Its name, or auto.")],
-    rule: Annotated[Rule, typer.Option(help="With --task auto: how the task is found.")] = Rule.CONFIDENT,
+    rule: FoundBy = Rule.CONFIDENT,
+    threshold: Threshold = None,
     network: Own = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what inputs are, with probabilities; --task auto finds the task too."""
+    """Say what inputs are, with probabilities; --task auto finds the task too, or says that it is unknown."""
     from exssnet import terminal_model
-    from exssnet.store.ask import answers
+    from exssnet.store import ask
 
-    found = answers(_open(path, network, device), inputs, task, rule)
-    terminal_model.print_answers(found, task == AUTO, as_json)
+    model = _open(path, network, device)
+    if task != AUTO:
+        if threshold is not None:
+            raise InputError(f"--threshold is for --task auto, but the task is '{task}'")
+        terminal_model.print_answers(ask.answers(model, inputs, task), as_json)
+        return
+    found = ask.routed_answers(model, inputs, rule, threshold)
+    terminal_model.print_routed(found, as_json)
+    if found[0].routing is None and rule is Rule.CONFIDENT:
+        print(f"exssnet: {NOT_MEASURED}", file=sys.stderr)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -253,7 +277,8 @@ def evaluate(
     ],
     label: Label = None,
     labels: Labels = None,
-    rule: Annotated[Rule, typer.Option(help="With --task auto: how the task is found.")] = Rule.CONFIDENT,
+    rule: FoundBy = Rule.CONFIDENT,
+    threshold: Threshold = None,
     network: Own = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -266,7 +291,7 @@ def evaluate(
     if task == AUTO:
         if labels is not None:
             raise InputError("--labels belongs to one task: with --task auto give .npz files")
-        found = ask.evaluate_routed(model, _pairs(data), rule, label)
+        found = ask.evaluate_routed(model, _pairs(data), rule, label, threshold)
     elif len(data) == 1:
         found = [ask.evaluate(model, Path(data[0]), task, label, labels)]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from decimal import ROUND_DOWN, Context
@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from exssnet.errors import printable
+from exssnet.store.auto import UNKNOWN
 from exssnet.store.plan import LayerPlan
 from exssnet.train.listener import EpochReport, Listener
 
 if TYPE_CHECKING:
-    from exssnet.store.ask import Accuracy, Answer
+    from exssnet.store.ask import Accuracy, Answer, RoutedAnswer
     from exssnet.store.model import StoredModel
     from exssnet.store.plan import Plan
     from exssnet.store.reader import StoredTask
@@ -68,7 +69,7 @@ def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
     """A new task, and what it leaves."""
     free = model.model.free
     if as_json:
-        print(json.dumps(_facts(task) | {"free": free}, ensure_ascii=False))
+        print(json.dumps(_facts(task) | {"free": free, "routing": task.card.get("routing")}, ensure_ascii=False))
         return
     accuracy = (
         f", {task.accuracy:.1f} % right on the {task.card['held_out']} held out" if task.accuracy is not None else ""
@@ -82,20 +83,23 @@ def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
 
 def print_tasks(model: StoredModel, as_json: bool) -> None:
     """A row per task."""
-    tasks = model.tasks
+    tasks, found = model.tasks, model.found_shares()
     if as_json:
-        print(json.dumps([_facts(task) for task in tasks], ensure_ascii=False))
+        print(json.dumps([_facts(task) | {"auto": found.get(task.name)} for task in tasks], ensure_ascii=False))
         return
     if not model.manifest.tasks:
         print(f"{model.path} has no task yet")
         return
-    rows = []
-    for task in tasks:
-        accuracy = NONE if task.accuracy is None else f"{task.accuracy:.1f}"
-        overlap = NONE if task.overlap is None else f"{100 * task.overlap:.1f}"
-        row = (task.name, str(len(task.labels)), accuracy, task.lender or NONE, overlap, f"{task.trained_weights:,}")
-        rows.append((*row, bytes_(task.size), task.date[:10]))
-    _print(("task", ">classes", ">accuracy %", "lender", ">overlap %", ">trained", ">size", "date"), rows)
+    rows = [
+        (
+            task.name, str(len(task.labels)), NONE if task.accuracy is None else f"{task.accuracy:.1f}",
+            f"{100 * found[task.name]:.1f}" if task.name in found else NONE, task.lender or NONE,
+            NONE if task.overlap is None else f"{100 * task.overlap:.1f}", f"{task.trained_weights:,}",
+            bytes_(task.size), task.date[:10],
+        )
+        for task in tasks
+    ]  # fmt: skip
+    _print(("task", ">classes", ">accuracy %", ">auto %", "lender", ">overlap %", ">trained", ">size", "date"), rows)
     network = model.base.network or "a network of your own"
     size = sum(file.size for file in model.manifest.files())
     print(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
@@ -107,18 +111,36 @@ def _facts(task: StoredTask) -> dict[str, Any]:
     return found
 
 
-def print_answers(answers: Sequence[Answer], routed: bool, as_json: bool) -> None:
-    """A row per input: its task where that had to be found, the label, and the next ones."""
+def print_answers(answers: Sequence[Answer], as_json: bool) -> None:
+    """A row per input: the label, and the next ones."""
+    if as_json:
+        print(json.dumps([asdict(answer) for answer in answers], ensure_ascii=False))
+        return
+    rows = [(answer.name, answer.label, f"{answer.probability:.3f}", _others(answer)) for answer in answers]
+    _print(("input", "label", ">probability", "then"), rows)
+
+
+def print_routed(answers: Sequence[RoutedAnswer], as_json: bool) -> None:
+    """A row per input: its task, the label, and the next ones, or what it would be were the task not unknown."""
     if as_json:
         print(json.dumps([asdict(answer) for answer in answers], ensure_ascii=False))
         return
     rows = []
     for answer in answers:
-        ranked = sorted(answer.probabilities.items(), key=lambda pair: -pair[1])[1:3]
-        then = ", ".join(f"{label} {share:.3f}" for label, share in ranked)
-        task = [answer.task] if routed else []
-        rows.append((answer.name, *task, answer.label, f"{answer.probability:.3f}", then))
-    _print(("input", *(["task"] if routed else []), "label", ">probability", "then"), rows)
+        routing = NONE if answer.routing is None else f"{answer.routing:.3f}"
+        of = answer.likeliest
+        if answer.task is None:
+            rows.append(
+                (answer.name, UNKNOWN, routing, NONE, NONE, f"perhaps {of.task}: {of.label} {of.probability:.3f}")
+            )
+        else:
+            rows.append((answer.name, of.task, routing, of.label, f"{of.probability:.3f}", _others(of)))
+    _print(("input", "task", ">routing", "label", ">probability", "then"), rows)
+
+
+def _others(answer: Answer) -> str:
+    ranked = sorted(answer.probabilities.items(), key=lambda pair: -pair[1])
+    return ", ".join([f"{label} {share:.3f}" for label, share in ranked if label != answer.label][:2])
 
 
 def print_accuracies(found: Sequence[Accuracy], as_json: bool) -> None:
@@ -126,13 +148,20 @@ def print_accuracies(found: Sequence[Accuracy], as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in found], ensure_ascii=False))
         return
-    routed = any(row.task_accuracy is not None for row in found)
-    headings = ("task", ">examples", *([">task found %"] if routed else []), ">accuracy %")
-    rows = []
-    for row in found:
-        share = [f"{row.task_accuracy:.2f}"] if row.task_accuracy is not None else []
-        rows.append((row.task or "all of them", f"{row.examples:,}", *share, f"{row.accuracy:.2f}"))
-    _print(headings, rows)
+    columns: list[tuple[str, Callable[[Accuracy], str]]] = [
+        ("task", lambda row: row.task or "all of them"),
+        (">examples", lambda row: f"{row.examples:,}"),
+        (">task found %", lambda row: _two(row.task_accuracy)),
+        (">accuracy %", lambda row: _two(row.accuracy)),
+        (">unknown %", lambda row: _two(row.unknown)),
+        (">accuracy of the rest %", lambda row: _two(row.answered_accuracy)),
+    ]
+    filled = [(name, cell) for name, cell in columns if any(cell(row) != NONE for row in found)]
+    _print([name for name, _ in filled], [[cell(row) for _, cell in filled] for row in found])
+
+
+def _two(share: float | None) -> str:
+    return NONE if share is None else f"{share:.2f}"
 
 
 def print_report(report: Report, path: Path, as_json: bool) -> None:

@@ -34,6 +34,7 @@ STATISTICS = ("batch", "tasks")
 CHUNK = 256  # inputs run at once
 HELD = 2**26  # numbers of all tasks' tensors that are held; where there are more, they are made when needed
 
+SUREST = 1e-12  # no entropy is taken to be lower
 SCALING = FACTOR, OFFSET = ".factor", ".offset"  # no tensor of a module has such a name
 
 Tensors = dict[str, Tensor]
@@ -147,6 +148,11 @@ def relative_entropy(logits: Tensor) -> Tensor:
     """Entropy of each row's softmax [B], over its largest value log(classes)."""
     log_p = logits.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1) / math.log(logits.shape[1])
+
+
+def certainty(scores: Tensor) -> Tensor:
+    """log 1/H of the entropies H that the rule `confident` scores by."""
+    return -(SUREST - scores).log()
 
 
 def descent(logits: Tensor) -> Tensor:

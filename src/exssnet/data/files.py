@@ -7,8 +7,8 @@ NumPy arrays (.npz, .npy) all become inputs, labels and class names, with a reci
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ ARRAYS = (".npz", ".npy")
 Recipe = Mapping[str, Any]
 Shape = tuple[int, ...] | None
 Names = list[str] | None
+Rows = Callable[[Tensor], Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Labelled:
     labels: Tensor  # int64 [N], 0 to len(classes) - 1
     classes: list[str]  # names in order of label
     recipe: dict[str, Any]  # JSON: "kind", "shape"; of tables "columns", of arrays "dtype"
+    path: Path | None = None  # where they were read
+    second: Path | None = None  # and their labels, where those have a file of their own
 
 
 def read_labelled(
@@ -52,6 +55,7 @@ def read_labelled(
     labels: Path | None = None,
     classes: list[str] | None = None,
     recipe: Recipe | None = None,
+    rows: Rows = None,
 ) -> Labelled:
     """Examples and labels from a folder of images or from a .parquet, .npz, .npy or .csv file.
 
@@ -59,6 +63,7 @@ def read_labelled(
     have it. Without it images become 3×32×32, tables and arrays keep their own. `label`
     names the label column (or the array of an .npz), `labels` the second file beside a .npy. To read more of what
     was learned before, give its `classes` and `recipe`: labels are numbered and columns are ordered as they were.
+    `rows` chooses some of the examples by the labels of all.
     """
     path = _existing(path)
     if labels is not None and _suffix(path) != ".npy":
@@ -66,10 +71,10 @@ def read_labelled(
     columns = None
     if recipe is not None:
         shape, columns = recipe["shape"], recipe.get("columns")
-    found = _find(path, None if shape is None else tuple(shape), label, labels, classes, columns)
+    found = _find(path, None if shape is None else tuple(shape), label, labels, classes, columns, rows)
     if recipe is not None and material(recipe) != material(found.recipe):
         raise DataError(f"{path}: holds {material(found.recipe)}, but the task was learned from {material(recipe)}")
-    return found
+    return replace(found, path=path, second=labels)
 
 
 def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
@@ -132,14 +137,16 @@ def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat([kept for kept, _ in cuts]).sort().values, torch.cat([held for _, held in cuts]).sort().values
 
 
-def _find(path: Path, shape: Shape, label: str | None, labels: Path | None, classes: Names, columns: Names) -> Labelled:
+def _find(
+    path: Path, shape: Shape, label: str | None, labels: Path | None, classes: Names, columns: Names, choose: Rows
+) -> Labelled:
     suffix = _suffix(path)
     if path.is_dir():
         if label is not None:
             raise InputError(f"label is '{label}', but {path} is a folder: its sub-folders are the labels")
-        return _folder(path, shape, classes)
+        return _folder(path, shape, classes, choose)
     if suffix in ARRAYS:
-        return _arrays(path, shape, label, labels, classes)
+        return _some(_arrays(path, shape, label, labels, classes), choose)
     if suffix not in TABLES:
         raise DataError(
             f"{path}: unknown kind of file '{suffix}'; give a folder with one sub-folder of images for each class, "
@@ -147,28 +154,40 @@ def _find(path: Path, shape: Shape, label: str | None, labels: Path | None, clas
         )
     label = label_column(path, label)
     if suffix == ".parquet" and (images := image_column(path)):
-        return _image_rows(path, shape, images, label, classes)
-    return _table(path, shape, label, classes, columns)
+        return _image_rows(path, shape, images, label, classes, choose)
+    return _some(_table(path, shape, label, classes, columns), choose)
 
 
-def _folder(root: Path, shape: Shape, classes: Names) -> Labelled:
+def _some(found: Labelled, choose: Rows) -> Labelled:
+    if choose is None:
+        return found
+    rows = choose(found.labels)
+    return replace(found, inputs=found.inputs[rows], labels=found.labels[rows])
+
+
+def _folder(root: Path, shape: Shape, classes: Names, choose: Rows) -> Labelled:
     folders = class_folders(root)
     inside = [image_files(folder) for folder in folders]
     files = [file for part in inside for file in part]
     names = [folder.name for folder, part in zip(folders, inside, strict=True) for _ in part]
     # labels before images here and below: what is wrong with them should not take minutes to learn
     labels, classes = settle(names, None, classes, lambda row: str(files[row]), root)
+    if choose is not None:
+        rows = choose(labels)
+        files, labels = [files[row] for row in rows.tolist()], labels[rows]
     inputs = _images(files, shape or DEFAULT_IMAGE)
     return Labelled(inputs, labels, classes, _recipe("image", inputs))
 
 
-def _image_rows(file: Path, shape: Shape, column: str, label: str, classes: Names) -> Labelled:
+def _image_rows(file: Path, shape: Shape, column: str, label: str, classes: Names, choose: Rows) -> Labelled:
     def where(row: int) -> str:
         return f"{file}, row {row}"
 
     written, own = parquet_labels(file, label)
     labels, classes = settle(label_names(written, own, classes, where), own, classes, where, file)
-    inputs = parquet_images(file, column, image_shape(shape or DEFAULT_IMAGE))
+    rows = None if choose is None else choose(labels)
+    labels = labels if rows is None else labels[rows]
+    inputs = parquet_images(file, column, image_shape(shape or DEFAULT_IMAGE), rows)
     return Labelled(inputs, labels, classes, _recipe("image", inputs))
 
 

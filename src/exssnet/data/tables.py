@@ -163,18 +163,21 @@ def image_column(file: Path) -> str | None:
     return None
 
 
-def parquet_images(file: Path, column: str, shape: tuple[int, int, int]) -> Tensor:
-    """The images of a parquet in the hub's layout, brought to a shape: uint8 [N, C, H, W]."""
+def parquet_images(file: Path, column: str, shape: tuple[int, int, int], rows: Tensor | None = None) -> Tensor:
+    """The images of a parquet in the hub's layout, or those of some rows in rising order: uint8 [N, C, H, W]."""
     parquet = open_parquet(file)
-    require_room(file, parquet.metadata.num_rows * math.prod(shape))
-    images = np.empty((parquet.metadata.num_rows, *shape), np.uint8)
-    start = 0
+    wanted = set(range(parquet.metadata.num_rows) if rows is None else rows.tolist())
+    require_room(file, len(wanted) * math.prod(shape))
+    images = np.empty((len(wanted), *shape), np.uint8)
+    start = done = 0
     with _arrow(file):
         for batch in parquet.iter_batches(BATCH, columns=[column]):
-            encoded = [item and item["bytes"] for item in batch.column(0).to_pylist()]
-            places = [f"{file}, row {start + row}" for row in range(len(encoded))]
-            fit_all(encoded, places, images[start : start + len(encoded)])
-            start += len(encoded)
+            inside = [row for row in range(len(batch)) if start + row in wanted]
+            items = batch.column(0).to_pylist()
+            encoded = [items[row] and items[row]["bytes"] for row in inside]
+            places = [f"{file}, row {start + row}" for row in inside]
+            fit_all(encoded, places, images[done : done + len(inside)])
+            start, done = start + len(batch), done + len(inside)
     _check_whole(file, start, parquet)
     return torch.from_numpy(images)
 

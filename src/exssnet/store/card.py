@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exssnet.core.network import LearnedTask
 from exssnet.core.proof import combined_digest
 from exssnet.errors import StoreError
+from exssnet.store.measured import Measured
 
 Card = dict[str, Any]
 
@@ -57,6 +58,37 @@ def with_task(card: Mapping[str, Any], learned: LearnedTask) -> Card:
         "trained_weights": learned.trained_weights, "digests": learned.digests, "kept": learned.kept,
     }  # fmt: skip
     return {"task": card.get("task", {}) | known} | {name: value for name, value in card.items() if name != "task"}
+
+
+def renamed(card: Mapping[str, Any], task: str, name: str) -> Card:
+    """The card where a task has another name."""
+    own = card["task"] | {key: name for key in ("name", "lender") if card["task"][key] == task}
+    measured = Measured.of_card(card)
+    routing = {} if measured is None else {"routing": measured.renamed(task, name).json()}
+    return dict(card) | {"task": own} | routing
+
+
+def without(card: Mapping[str, Any], task: str) -> Card:
+    """The card where another task has been removed, whose name may be a third one's some day."""
+    lender = card["task"]["lender"]
+    own = card["task"] | {"lender": None if lender == task else lender}
+    measured = Measured.of_card(card)
+    left = None if measured is None else measured.without(task)
+    return dict(card) | {"task": own} | ({} if measured is None else {"routing": left and left.json()})
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """Names that tell classes apart, also where a card has one twice: the second `cat` is `cat (2)`."""
+    if len(set(labels)) == len(labels):
+        return list(labels)
+    found: list[str] = []
+    for label in labels:
+        name, times = label, 1
+        while name in found:
+            times += 1
+            name = f"{label} ({times})"
+        found.append(name)
+    return found
 
 
 def of_network(card: Mapping[str, Any]) -> Card:

@@ -18,11 +18,13 @@ from exssnet.errors import InputError, StoreError
 from exssnet.store import exchange
 from exssnet.store import tasks as task_files
 from exssnet.store.base import check_method, new_base
-from exssnet.store.card import identity, of_network, with_task
+from exssnet.store.card import Card, identity, of_network, renamed, with_task, without
 from exssnet.store.change import Change
 from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder
+from exssnet.store.held_out import source_of
 from exssnet.store.learning import fitting_scaling, parts, usual_batch, usual_epochs
 from exssnet.store.manifest import AUTO, File, Manifest
+from exssnet.store.measured import measure, written
 from exssnet.store.plan import Plan, plan
 from exssnet.store.reader import Reader, StoredTask
 from exssnet.store.verify import Report, verify
@@ -121,7 +123,7 @@ class StoredModel(Reader):
         self.require_whole()
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
-        scaling = fitting_scaling(found, train, cards)
+        scaling, source = fitting_scaling(found, train, cards), source_of(found, held_out)
         part = parts(found, scaling)
         batch_size = usual_batch(len(train)) if batch_size is None else batch_size
         epochs = usual_epochs(self.base.input, len(train), batch_size) if epochs is None else epochs
@@ -144,10 +146,13 @@ class StoredModel(Reader):
                     "weight_lr": weight_lr, "batch_size": batch_size, "optimizer": optimizer,
                     "weight_decay": weight_decay, "select": select,
                 },
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "date": datetime.now(UTC).isoformat(timespec="seconds"), "source": source,
             }  # fmt: skip
             card = with_task(card, learned)
             card["digest"] = identity(card)
+            if len(rest):
+                self._held_out.keep(card["digest"], found.inputs[rest])
+            card["routing"] = self._routing([*self.cards, card])
             coded = task_files.write(model.network, self._first(), len(model.tasks) - 1, used)[0]
             change.add(f"learn {name}", card, coded)
         return self.task(name)
@@ -159,6 +164,7 @@ class StoredModel(Reader):
             "last_change": self._manifest.change, "time": self._manifest.time,
             "tasks": [entry.name for entry in self._manifest.tasks],
             "bytes": sum(file.size for file in self._manifest.files()),
+            "routing": self.measured and self.measured.json(),
         }  # fmt: skip
 
     def _labelled(
@@ -191,8 +197,8 @@ class StoredModel(Reader):
                 raise InputError(f"task '{name}' is there already: choose another name")
             entries = []
             for entry, card in zip(self._manifest.tasks, self.cards, strict=True):
-                now = card["task"] | {key: name for key in ("name", "lender") if card["task"][key] == task}
-                changed = entry if now == card["task"] else change.with_card(entry, card | {"task": now})
+                now = renamed(card, task, name)
+                changed = entry if now == card else change.with_card(entry, now)
                 predictor = name if entry.predictor == task else entry.predictor
                 entries.append(replace(changed, predictor=predictor))
             change.commit(f"rename {task} to {name}", entries)
@@ -221,8 +227,7 @@ class StoredModel(Reader):
             cards = [card for card in self.cards if card["task"]["name"] != task]
             entries = left[:start]
             for card, coded in zip(cards[start:], task_files.write(network, first, start, used), strict=True):
-                lender = network.tasks[card["task"]["name"]].lender
-                entries.append(change.entry(card | {"task": card["task"] | {"lender": lender}}, coded))
+                entries.append(change.entry(without(card, task), coded))
             freed = network.bank.free_count - before
             change.commit(f"remove {task}", entries)
         return freed
@@ -237,6 +242,7 @@ class StoredModel(Reader):
             used = network.bank.used.clone()
             learned = network.adopt(of_network(card) | {"name": name}, mask, masked, private)
             card = with_task(card, learned)
+            card["routing"] = self._routing([*self.cards, card])  # what it was among other tasks means nothing here
             coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
             change.add(f"import {name}", card, coded)
         return self.task(name)
@@ -264,19 +270,27 @@ class StoredModel(Reader):
         density = self.base.density if density is None else density
         network = self.model.network
         self.require_whole()
-        return plan(network, tasks, density, not self.base.method.startswith("supsup"), self._card_bytes())
+        return plan(network, tasks, density, not self.base.method.startswith("supsup"), self._card_bytes(tasks))
 
-    def _card_bytes(self) -> float:
-        """What a task's files hold besides tensors: a card, and a header."""
+    def _card_bytes(self, tasks: int) -> float:
+        """What the files of so many more tasks hold besides tensors, for each: a card, and a header."""
+        more = range(len(self._manifest.tasks) + 1, len(self._manifest.tasks) + 1 + min(max(tasks, 1), 100))
+        routing = sum(map(written, more)) / len(more)
         if not self._manifest.tasks:
             network = self.model.network
-            return 500 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, shapes, digests
+            return routing + 500 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, digests
         last = self._manifest.tasks[-1]
-        return last.card.size + 8 + int.from_bytes(self._folder.read(last.tensors)[:8], "little")
+        header = 8 + int.from_bytes(self._folder.read(last.tensors)[:8], "little")
+        return routing - written(len(self._manifest.tasks)) + last.card.size + header
 
     def verify(self) -> Report:
         """Check every file against its digest, and every task against what it was when it was learned."""
         return verify(self._folder, self._module).require()
+
+    def _routing(self, cards: Sequence[Card]) -> dict[str, Any] | None:
+        """For the card of the newest task: how well it is told apart."""
+        found = measure(self.model.network, cards, self._held_out.reader(self.base.seed))
+        return None if found is None else found.json()
 
     def _changing(self) -> Change:
         return Change(self)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -21,10 +20,13 @@ from exssnet.data.inputs import read_examples
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model
 from exssnet.store import tasks as task_files
+from exssnet.store.auto import Found, find
 from exssnet.store.base import Base
 from exssnet.store.card import Card, identity, of_network, parse
 from exssnet.store.folder import Folder, Missing
-from exssnet.store.manifest import Entry, File, Manifest
+from exssnet.store.held_out import HeldOut
+from exssnet.store.manifest import AUTO, Entry, File, Manifest
+from exssnet.store.measured import Measured, takes
 from exssnet.store.routing import prepared, route_among
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class Reader:
         self._damage: Damage | None = None
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
+        self._held_out = HeldOut()
 
     # --- what it knows -----------------------------------------------------------------------------------------
 
@@ -239,13 +242,26 @@ class Reader:
         """[N, classes] for inputs as they were given to `learn`: raw pixels, unscaled columns."""
         return self.answering(task).probabilities(self._inputs(x, task), task)
 
-    def predict(self, x: Array, task: str | None = None, *, tasks: Sequence[str] | None = None) -> Tensor:
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # "auto" is a text like any other to mypy
+        self, x: Array, task: Literal["auto"], *, rule: str = "confident", threshold: float | None = None
+    ) -> Found: ...
+    @overload
+    def predict(self, x: Array, task: str | None = None, *, tasks: Sequence[str] | None = None) -> Tensor: ...
+    def predict(
+        self, x: Array, task: str | None = None, *, tasks: Sequence[str] | None = None, rule: str = "confident",
+        threshold: float | None = None,
+    ) -> Tensor | Found:  # fmt: skip
         """The most likely class of each input [N], counted from 0 within its task; `tasks` has a task for every row.
 
+        With the task "auto" the rule finds the task of each input: see `Found`. What the rule finds with a probability
+        below the threshold is unknown; without one the threshold is that which was measured when a task was learned.
         A batch of several tasks is computed at once where that is faster (`core/mixed.py`).
         """
         if (task is None) == (tasks is None):
             raise InputError("give either one task, or tasks with one for every row")
+        if task == AUTO:
+            return find(self, x, rule, threshold)
         if task is not None:
             return self.probabilities(x, task).argmax(1)
         assert tasks is not None
@@ -304,9 +320,25 @@ class Reader:
         self.require_whole()  # a task that cannot be read might be the one
         if not self.cards:
             raise InputError(f"{self.path} has no task yet: there is nothing to choose from")
-        if len({_takes(card["recipe"]) for card in self.cards}) > 1:
+        if len({takes(card["recipe"]) for card in self.cards}) > 1:
             raise InputError("the tasks take different kinds of input: name the task")
         return route_among(network, self.cards, checked(x), rule, per)
+
+    @property
+    def measured(self) -> Measured | None:
+        """How well tasks were told apart when one was learned last; None where that was never measured."""
+        for card in reversed(self.cards):
+            if (found := Measured.of_card(card)) is not None:
+                return found
+        return None
+
+    def found_shares(self) -> dict[str, float]:
+        """By task the share of its held-out inputs that were found to be its own, as it was last measured."""
+        shares: dict[str, float] = {}
+        for card in self.cards:
+            if (measured := Measured.of_card(card)) is not None:
+                shares |= {task: measured.share(task) for task in measured.found}
+        return shares
 
     def bake(self, task: str) -> nn.Module:
         """A plain module that computes what the task's subnetwork computes, from scaled inputs."""
@@ -323,12 +355,6 @@ def _described(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
         task["trained_weights"], card["date"], entry.card.size + entry.tensors.size,
         identity(card), card,
     )  # fmt: skip
-
-
-def _takes(recipe: Mapping[str, Any]) -> str:
-    """What inputs have in common that one task can take as well as another, wherever they came from."""
-    dtype = "uint8" if recipe["kind"] == "image" else "float32"
-    return json.dumps([recipe["shape"], recipe.get("dtype", dtype), recipe.get("columns")])
 
 
 def checked(x: Array) -> Tensor:
