@@ -1,17 +1,21 @@
-# Each target does its own set-up: a virtual environment in .venv, installed once and again only when
+# Each target does its own set-up: a virtual environment in $(VENV), installed once and again only when
 # pyproject.toml or constraints.txt change.
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
 
-.PHONY: run test check format clean
+.PHONY: run test slow check format clean
 
 run: $(READY)
 	$(BIN)/exssnet run split-digits --method exssnet+kkt
 
-# One thread per worker: two threads on small layers are slower than one.
+# One thread per worker: two threads on small layers are slower than one. Without the slow tests it takes minutes.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+slow: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 check: $(READY)
 	$(BIN)/ruff check src tests benchmarks results
@@ -23,9 +27,9 @@ format: $(READY)
 	$(BIN)/ruff format src tests benchmarks results
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

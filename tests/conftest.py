@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 from PIL import Image
+from tests import parts
+from tests.forks import Forks
 from tests.parts import missing
 
 if not torch.cuda.is_available():
@@ -26,6 +28,7 @@ settings.load_profile("exssnet")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(parts)
     if torch.cuda.is_available():
         config.addinivalue_line("filterwarnings", "default")  # the compiler warns of its own
 
@@ -42,6 +45,14 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXSSNET_CACHE", str(shared / "exssnet-cache"))
         yield
+
+
+@pytest.fixture(scope="session")
+def exssnet() -> Iterator[Forks]:
+    """Commands as a user gives them, each in a process of its own."""
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 @pytest.fixture(scope="session")

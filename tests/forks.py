@@ -2,22 +2,32 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from pathlib import Path
+from runpy import run_path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 SLOW = (
-    "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.core.selection_numba", "exssnet.methods.exssnet",
-    "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model", "exssnet.terminal", "exssnet.terminal_model",
-    "pyarrow.parquet", "sklearn.neighbors", "torch._dynamo", "torch.onnx", "torch.profiler", "typer.main",
+    "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.core.selection_numba",
+    "exssnet.experiments.compare_formats", "exssnet.experiments.run", "exssnet.experiments.together",
+    "exssnet.methods.exssnet", "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model",
+    "exssnet.terminal", "exssnet.terminal_model", "exssnet.terminal_progress", "pyarrow.parquet",
+    "scipy.special", "sklearn.datasets", "sklearn.neighbors", "torch._dynamo", "torch.onnx", "torch.profiler",
+    "typer.main",
 )  # fmt: skip
+
+
+PROGRESS = re.compile(r"[^\n]+: (task \d+/\d+ )?\w+ \d+/\d+[^\n]* % done(, [^\n]+ left)?\n")
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,11 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+    @property
+    def said(self) -> str:
+        """Standard error without lines of progress."""
+        return "".join(line for line in self.stderr.splitlines(True) if not PROGRESS.fullmatch(line))
 
 
 class Forks:
@@ -37,17 +52,29 @@ class Forks:
             env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
         )  # fmt: skip
 
-    def start(self, *arguments: object, cwd: Path | None = None) -> int:
-        """The process id of a command."""
-        asked = {"start": [str(argument) for argument in arguments], "cwd": str(cwd or Path.cwd())}
-        return self._ask(asked | {"outputs": self._outputs.name})
+    def start(
+        self, *arguments: object, cwd: Path | None = None, program: Path | None = None, without: str = "",
+        stdout: str = "", closed: Sequence[int] = (), encoding: str = "utf-8", **environment: str,
+    ) -> int:  # fmt: skip
+        """The process id of a command, or of a Python program.
+
+        `without`: a package that is not installed there. `stdout`: a file that takes its output, in this `encoding`.
+        `closed`: standard streams that are closed when it starts.
+        """
+        asked = {
+            "start": [str(argument) for argument in arguments], "cwd": str(cwd or Path.cwd()), "without": without,
+            "outputs": self._outputs.name, "environment": environment, "program": program and str(program),
+            "stdout": stdout, "closed": closed, "encoding": encoding,
+        }  # fmt: skip
+        return self._ask(asked)
 
     def wait(self, process: int) -> Done:
         code = self._ask({"wait": process})
-        return Done(code, *(Path(self._outputs.name, f"{process}.{name}").read_text() for name in ("out", "err")))
+        out, err = (Path(self._outputs.name, f"{process}.{name}").read_bytes() for name in ("out", "err"))
+        return Done(code, out.decode(errors="surrogateescape"), err.decode())
 
-    def __call__(self, *arguments: object, cwd: Path | None = None) -> Done:
-        return self.wait(self.start(*arguments, cwd=cwd))
+    def __call__(self, *arguments: object, **options: Any) -> Done:
+        return self.wait(self.start(*arguments, **options))
 
     def close(self) -> None:
         self._server.communicate(timeout=60)
@@ -86,17 +113,31 @@ def run(asked: dict) -> None:
     for name, place in (("out", 1), ("err", 2)):
         file = Path(asked["outputs"], f"{os.getpid()}.{name}")
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), place)
-    sys.argv = ["exssnet", *asked["start"]]
+    if asked["stdout"]:
+        os.dup2(os.open(asked["stdout"], os.O_WRONLY), 1)
+    sys.stdout = TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding=asked["encoding"])
+    for number in asked["closed"]:  # as the interpreter finds it
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+    os.environ.update(asked["environment"])
+    if asked["without"]:
+        sys.modules[asked["without"]] = None
+    sys.argv = [asked["program"] or "exssnet", *asked["start"]]
     code = 0
     try:
-        main()
+        if asked["program"]:
+            sys.path[0] = str(Path(asked["program"]).parent)
+            run_path(asked["program"], run_name="__main__")
+        else:
+            main()
     except SystemExit as stop:
         code = stop.code or 0
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -102,6 +102,7 @@ def command(out, *extra):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_record_bit_for_bit(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command(tmp_path / "whole"), check=True, env=environment, capture_output=True)

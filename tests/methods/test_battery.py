@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -124,18 +122,19 @@ def test_captured_steps_leave_what_single_steps_leave_bit_for_bit(monkeypatch, n
 
 
 @every_method
-def test_a_run_that_is_killed_is_taken_up_by_another_process(tmp_path, name):
+def test_a_run_that_is_killed_is_taken_up_by_another_process(exssnet, tmp_path, name):
     planned = config(name, FEW | {"epochs": 12, "mask_epochs": 12})  # long enough to be killed before it ends
     whole = run(planned, tmp_path / "whole")
     (tmp_path / "config.yaml").write_text(planned.to_yaml())
-    command = [sys.executable, "-m", "exssnet", "run", "--config", str(tmp_path / "config.yaml"), "--out"]
-    command += [str(tmp_path / "killed"), "--checkpoint-seconds", "0"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    command = ("run", "--config", tmp_path / "config.yaml", "--out", tmp_path / "killed", "--checkpoint-seconds", 0)
+    process = exssnet.start(*command)
     log = tmp_path / "killed" / planned.folder / "log.jsonl"
-    while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 2):
+    patience = time.monotonic() + 120
+    while not log.exists() or len(log.read_text().splitlines()) < 2:
+        assert time.monotonic() < patience
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL  # it had not ended by itself
+    os.kill(process, signal.SIGKILL)
+    assert exssnet.wait(process).returncode == -signal.SIGKILL  # it had not ended by itself
     folder = tmp_path / "killed" / planned.folder
     assert (folder / "checkpoint.safetensors").exists()
     assert not (folder / "results.json").exists()

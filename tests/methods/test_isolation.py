@@ -187,7 +187,7 @@ def selection(kind, network):
     if kind == "triton":
         need("triton", "the kernels' own tests need Triton: pip install triton")
         if torch.cuda.is_available():
-            pytest.skip("with a GPU the kernels run there")
+            pytest.skip("not for a machine with a GPU: the kernels run there")
         from exssnet.core.selection_triton import TritonSelector
 
         return TritonSelector(network.layout, network.keep, network.arrangement.places, network.arrangement.size)

@@ -73,6 +73,7 @@ def assert_nothing_left_over(path: Path) -> None:
 # --- killed --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_directory_survives_200_kills_at_random_times(server, start, after, tmp_path):
     path, chance, kills = copied(start, tmp_path), random.Random(0), 0
     begin = manifest(path)
