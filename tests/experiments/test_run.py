@@ -142,13 +142,30 @@ def test_tasks_that_cannot_have_changed_are_measured_when_learned_and_at_the_end
 
     monkeypatch.setattr(_Run, "_accuracy", counted)
     few = {"epochs": 3, "tasks": 3}
-    found = run(resolve("split-digits", method, 0, **few), tmp_path)["accuracy_matrix"]
+    record = run(resolve("split-digits", method, 0, **few), tmp_path)
     every_time = [0, 0, 1, 0, 1, 2]
     assert measured == ([0, 1, 0, 1, 2] if PROMISED[method] else every_time)
+    assert record["accuracy_measured"] == [[True, None, None], [not PROMISED[method], True, None], [True] * 3]
+    log = (tmp_path / f"split-digits/{method}/seed-0/log.jsonl").read_text().splitlines()
+    carried = [json.loads(line)["carried_over"] for line in log if '"event": "task"' in line]
+    assert carried == [0, 1 if PROMISED[method] else 0, 0]
     measured.clear()
     monkeypatch.setattr(parse(method)[0], "exclusive", False)  # it promises nothing
-    assert run(resolve("split-digits", method, 0, **few), tmp_path / "again")["accuracy_matrix"] == found
+    again = run(resolve("split-digits", method, 0, **few), tmp_path / "again")
+    assert again["accuracy_matrix"] == record["accuracy_matrix"]
+    assert again["accuracy_measured"] == [[True, None, None], [True, True, None], [True] * 3]
     assert measured == every_time
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "second"), [("exssnet", {"evaluate": "ends"}, [None, True]), ("multitask", {}, [None, None])]
+)
+def test_what_was_not_measured_is_neither_measured_nor_carried_over(tmp_path, method, changes, second):
+    record = run(resolve("split-digits", method, 0, epochs=2, tasks=3, **changes), tmp_path)
+    assert record["accuracy_measured"] == [[second[1], None, None], [*second, None], [True] * 3]
+    assert [[one is None for one in row] for row in record["accuracy_measured"]] == [
+        [one is None for one in row] for row in record["accuracy_matrix"]
+    ]
 
 
 def test_validation_and_best_selection_leave_the_test_split_alone(tmp_path):

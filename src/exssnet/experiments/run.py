@@ -140,22 +140,27 @@ class _Run:
         return _on(self.stream[index], self.config.device)
 
     def _evaluate(self, learned: Task) -> None:
-        """The test split is read here and nowhere else.
+        """The test split is read here and nowhere else."""
+        started = time.perf_counter()
+        last = learned.index + 1 == len(self.stream)
+        first = 0 if self.config.evaluate == "all" or last else learned.index
+        carried = self._carried_over(learned.index)
+        row = self.rows[-1][:carried] if carried else []
+        row += [self._accuracy(index) for index in range(first + carried, learned.index + 1)]
+        self.seconds[-1]["evaluation"] = time.perf_counter() - started
+        self.rows.append(row)
+        self.folder.log(event="task", task=learned.name, accuracies=row, carried_over=carried)
+        self.listener.task_ended(learned.name, row)
+
+    def _carried_over(self, index: int) -> int:
+        """How many accuracies of the row after this task are those of the row before, and are not measured again.
 
         An earlier task that has not changed has the accuracy that was measured before: a method that promises this
         has just checked, when it added the task, that nothing moved which earlier ones use. At the end all are
         measured.
         """
-        started = time.perf_counter()
-        last = learned.index + 1 == len(self.stream)
-        first = 0 if self.config.evaluate == "all" or last else learned.index
-        same = self.method.exclusive and self.config.evaluate == "all" and not last
-        row = self.rows[-1][:] if same and self.rows else []
-        row += [self._accuracy(index) for index in range(first + len(row), learned.index + 1)]
-        self.seconds[-1]["evaluation"] = time.perf_counter() - started
-        self.rows.append(row)
-        self.folder.log(event="task", task=learned.name, accuracies=row)
-        self.listener.task_ended(learned.name, row)
+        last = index + 1 == len(self.stream)
+        return index if self.method.exclusive and self.config.evaluate == "all" and not last else 0
 
     def _accuracy(self, index: int) -> float:
         test = self._tests[index] if index in self._tests else self.stream[index].test
@@ -221,6 +226,10 @@ class _Run:
             [None] * (index + 1 - len(row)) + row + [None] * (len(stream) - index - 1)
             for index, row in enumerate(self.rows)
         ]
+        measured = [
+            [None if entry is None else place >= self._carried_over(index) for place, entry in enumerate(row)]
+            for index, row in enumerate(matrix)
+        ]
         proof = self.method.verify()
         # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
         in_turn = all(matrix[i][i] is not None for i in range(len(stream)))  # not where all are learned at once
@@ -236,6 +245,7 @@ class _Run:
             "epochs": self.method.planned_epochs(self.method.settings),  # per task, all phases together
             "class_order": stream.class_order,
             "accuracy_matrix": matrix,
+            "accuracy_measured": measured,
             "average_accuracy": metrics.average_accuracy(matrix),
             "forgetting": metrics.forgetting(matrix) if complete else None,
             "forgetting_by_definition": {
