@@ -266,34 +266,16 @@ def test_comparing_does_not_import_torch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-DAMAGED = {
-    "no JSON": "{",
-    "no object": "[1]",
-    "no text": b"\xff\xfe",
-    "nothing in it": "{}",
-    "no config": '{"config": 3}',
-}
-
-
-@pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_records_are_named(tmp_path, case):
-    content = DAMAGED[case]
-    (tmp_path / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(RunError, match=r"results\.json is no readable run record") as raised:
-        compare.read([tmp_path])
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize("key", ["benchmark", "method", "seed", "average_accuracy", "seconds", "storage", "config"])
 def test_a_record_without_a_key_says_which(put, key):
     folder = put("exssnet", [90.0])
     file = folder / "a/split-mnist/exssnet/seed-0/results.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps({name: value for name, value in record.items() if name != key}))
-    with pytest.raises(RunError, match=f"no '{key}'"):
+    with pytest.raises(RunError, match=f"{key} is missing"):
         compare.read([folder])
     file.write_text(json.dumps(record | {"average_accuracy": float("nan")}))
-    with pytest.raises(RunError, match="nan is no number"):
+    with pytest.raises(RunError, match="NaN is not a number"):
         compare.read([folder])
 
 

@@ -11,14 +11,16 @@ from tests.experiments.short_runs import short
 
 from exssnet.errors import RunError
 from exssnet.experiments.benchmarks import recipes
-from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.config import BY_NAME, OF_CLASSES, RunConfig, resolve
 from exssnet.experiments.run import run
+from exssnet.methods import methods
 
 DAMAGE = {
     "device: cpu": "device: cuda",
     "tasks: 3": "tasks: two",
     "density: 0.1": "density: '0.1'",
     "stream: split": "stream: nonsense",
+    "select: last": "select: last\nselct: best",
     "benchmark: split-digits": "benchmark: ../../elsewhere",
     "method: exssnet+kkt": "method: ../exssnet",
     "kkt_start: bits": "kkt_begin: bits",
@@ -30,7 +32,7 @@ DAMAGE = {
 @pytest.mark.parametrize("line", DAMAGE)
 def test_a_config_file_is_checked_like_a_new_run(tmp_path, line):
     if "cuda" in DAMAGE[line] and torch.cuda.is_available():
-        pytest.skip("this machine has what the file asks for")
+        pytest.skip("not for a machine with a GPU: it has what the file asks for")
     text = short().to_yaml()
     assert line in text
     file = tmp_path / "config.yaml"
@@ -57,9 +59,25 @@ def test_a_config_file_says_everything_whatever_the_recipe_says_today(tmp_path):
 
 
 def test_a_recipes_decay_goes_with_its_own_optimizer():
+    assert resolve("split-cifar100", "exssnet", 0, optimizer="adamw").weight_decay == 0.1
+    assert resolve("split-cifar100", "packnet", 0, optimizer="adamw").weight_decay == 0
     assert resolve("split-cifar100", "exssnet", 0).weight_decay == 0.1
     assert resolve("split-cifar100", "exssnet", 0, optimizer="adam").weight_decay is None
     assert resolve("split-cifar100", "exssnet", 0, optimizer="adam", weight_decay=0.2).weight_decay == 0.2
+
+
+@pytest.mark.parametrize("benchmark", recipes())
+def test_an_option_that_repeats_the_recipes_value_changes_nothing(benchmark):
+    for method, kind in methods().items():
+        if kind.remembers and benchmark == "split-imagenet":
+            continue
+        config = resolve(benchmark, method, 3)
+        not_options = {*BY_NAME, "code", *(OF_CLASSES if config.stream != "split" else ())}
+        options = {name: value for name, value in vars(config).items() if name not in not_options}
+        options |= {name: value for name, value in config.settings.items() if name != "kkt"}
+        options["epochs"] = kind.planned_epochs(kind.settings_type(**config.settings))  # of all phases together
+        for name, value in options.items():
+            assert resolve(benchmark, method, 3, **{name: value}) == config, f"{method} --{name} {value}"
 
 
 def test_the_config_file_repeats_the_run(tmp_path):

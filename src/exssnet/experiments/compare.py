@@ -6,16 +6,18 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from exssnet.errors import InputError, RunError
+from exssnet.errors import InputError, RunError, printable
 from exssnet.experiments.benchmarks import recipe
 from exssnet.experiments.config import RunConfig
+from exssnet.experiments.record import Record
+from exssnet.experiments.record import read as read_record
 
 BOUNDS = ("multitask", "individual")  # they do not learn one task after the other: shown first, never the best
 NOT_COMPARED = {"benchmark", "method", "seed", "class_order_seed", "device", "threads", "compile", "settings"}
@@ -83,9 +85,6 @@ class Row:
 
 # --- records -------------------------------------------------------------------------------------------------
 
-# older records lack fields that came later: they ran with what is the default now
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunConfig) if field.default is not MISSING}
-
 
 def read(folders: Iterable[Path]) -> list[Run]:
     """Every run below the folders; a file that two folders share counts once."""
@@ -107,49 +106,44 @@ def _matters(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _run(file: Path) -> Run:
-    try:
-        record = json.loads(file.read_text("utf-8"))
-        config = _DEFAULTS | record["config"]
-        settings = {field.name: config[field.name] for field in dataclasses.fields(RunConfig)} | config["settings"]
-        bits, lost, overlap = record["storage"], record["forgetting"], record["average_sparse_overlap"]
-        proof = record["zero_forgetting"]
-        return Run(
-            file,
-            str(record["benchmark"]),
-            bool(record["miniature"]),
-            str(record["method"]),
-            (int(record["seed"]), int(config["class_order_seed"]) if config["class_order"] == "seed" else 0),
-            {name: value for name, value in settings.items() if _matters(name, settings)} | {EPOCHS: _epochs(record)},
-            _finite(record["average_accuracy"]),
-            None if lost is None else _finite(lost),
-            None if overlap is None else 100 * _finite(overlap),
-            None if proof is None else bool(proof["verified"]),
-            None if bits is None else _megabytes(bits),
-            _finite(record["seconds"]["total"]),
-            str(record["device"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise RunError(f"{file} is no readable run record ({why}): delete it and make the run again") from error
+    found = read_record(file)[0]
+    config, settings = found.config, found.config.settings
+    shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(RunConfig)}
+    compared = {name: _shown_safely(value) for name, value in (shared | settings).items() if _matters(name, settings)}
+    return Run(
+        file,
+        printable(found.benchmark),
+        found.miniature,
+        printable(found.method),
+        (found.seed, config.class_order_seed if config.class_order == "seed" else 0),
+        compared | {EPOCHS: _epochs(found, file)},
+        found.average_accuracy,
+        found.forgetting,
+        None if found.average_sparse_overlap is None else 100 * found.average_sparse_overlap,
+        None if found.zero_forgetting is None else found.zero_forgetting.verified,
+        None if found.storage is None else _megabytes(found.storage),
+        found.seconds.total,
+        printable(found.device),
+    )
 
 
-def _epochs(record: Mapping[str, Any]) -> int:
+def _shown_safely(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
+
+
+def _epochs(record: Record, file: Path) -> int:
     """Per task, all phases together; records of the mask methods did not always say it."""
-    if "epochs" in record:
-        return int(record["epochs"])
-    settings = record["config"]["settings"]
-    second = 0 if record["method"].startswith("supsup") else settings["weight_epochs"]
+    if record.epochs is not None:
+        return record.epochs
+    settings = record.config.settings
+    second = 0 if record.method.startswith("supsup") else settings.get("weight_epochs")
+    if not isinstance(settings.get("mask_epochs"), int) or not isinstance(second, int):
+        raise RunError(f"{file}: epochs is missing: delete the file and make the run again")
     return int(settings["mask_epochs"] + second)
 
 
-def _megabytes(bits: Mapping[str, Any]) -> float:
-    return sum(_finite(count) for kind, count in bits.items() if not kind.startswith("paper_")) / 8e6
-
-
-def _finite(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
+def _megabytes(bits: Mapping[str, float]) -> float:
+    return sum(count for kind, count in bits.items() if not kind.startswith("paper_")) / 8e6
 
 
 @cache

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from exssnet.errors import InputError, RunError
+from exssnet import parse
+from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments.benchmarks import STREAMS, recipe
 
 if TYPE_CHECKING:
@@ -65,22 +66,25 @@ class RunConfig:
         return text
 
     @staticmethod
-    def read(file: Path) -> RunConfig:
-        """A configuration that was written, checked like a new one."""
-        import yaml
-
+    def read(file: Path, inside: Path | None = None) -> RunConfig:
+        """A configuration that was written, checked like a new one; `inside`: the folder it must lie in."""
         try:
-            found = yaml.safe_load(file.read_text("utf-8"))
-            named = {name: found.pop(name) for name in BY_NAME}
+            content = parse.read(file, parse.YAML.size, inside)
+            found = parse.typed(parse.from_yaml(content, str(file)), RunConfig, str(file), strict=True)
+            values = dataclasses.asdict(found)
+            named = {name: values.pop(name) for name in BY_NAME}
             settings = named.pop("settings")
             settings.pop("kkt", None)  # follows from the method's name
             recipe(named["benchmark"])  # must be known; what it says today does not matter
-            return _built(**named, values=found | settings)
+            return _built(**named, values=values | settings)
         except InputError as error:
-            raise RunError(f"{file} cannot be used: {error}") from error
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-            why = " ".join(str(error).split())
-            raise RunError(f"{file} is no run configuration ({why}): give a run's config.yaml") from error
+            said = str(error)
+            said = said if len(said) < 600 else f"{said[:300]}...{said[-200:]}"  # it quotes what may be long
+            raise RunError(f"{file} cannot be used: {said}") from error
+        except OSError as error:
+            raise RunError(f"{file} cannot be read: {error.strerror}") from error
+        except ParseError as error:
+            raise RunError(f"{error} (give the config.yaml of a run)") from error
 
     def differences(self, other: RunConfig) -> list[str]:
         """Names of the fields that differ, settings included."""
@@ -101,9 +105,10 @@ def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunCon
     usual = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
     given |= usual | recipes.get(kind.name, {})
     changes = {name: value for name, value in changes.items() if value is not None}
+    usual_optimizer = given.get("optimizer", RunConfig.optimizer)
     if "epochs" in changes:
         changes = kind.share_out(typed("epochs", changes.pop("epochs"), int)) | changes
-    if "optimizer" in changes:
+    if changes.get("optimizer", usual_optimizer) != usual_optimizer:
         given.pop("weight_decay", None)  # it goes with the recipe's own optimizer
     if given["stream"] == "split":
         given.setdefault("class_order_seed", seed)

@@ -5,17 +5,41 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
+from exssnet import parse
 from exssnet.disk import write_whole
-from exssnet.errors import InputError, RunError
+from exssnet.errors import InputError, ParseError, RunError
+from exssnet.experiments import record
 from exssnet.experiments.config import RunConfig
 from exssnet.train import checkpoint
+
+_OURS = re.compile(r"\.(config\.yaml|results\.json|checkpoint\.safetensors)\.\d+\.tmp")  # as `write_whole` names them
+
+
+def kept(configs: Sequence[RunConfig], out: Path) -> str:
+    """What is left of runs that were stopped, and how to go on."""
+    folders = [RunFolder(out, config) for config in configs]
+    unfinished = [folder for folder in folders if not folder.finished]
+    resumed = [folder for folder in unfinished if folder.checkpoint.exists()]
+    done = f"{len(folders) - len(unfinished)} of {len(folders)} runs are finished; " if len(folders) > 1 else ""
+    if len(resumed) > 1:
+        return f"{done}{len(resumed)} are kept up to their last checkpoints: the same command goes on from there"
+    if resumed:
+        (run,) = resumed
+        age = f"{time.time() - run.checkpoint.stat().st_mtime:.0f} s ago"
+        return f"{done}{run.path} is kept up to its checkpoint of {age}: the same command goes on from there"
+    if unfinished:
+        return f"{done}of {unfinished[0].path} nothing is kept yet: the same command starts it again"
+    return f"{done or 'the run is finished; '}the same command prints it"
 
 
 class RunFolder:
@@ -30,6 +54,8 @@ class RunFolder:
 
     def check(self) -> None:
         """Refuse, before anything is written, a folder of another configuration or one that cannot be written."""
+        for file in (self._config, self._results, self._log, self.checkpoint):
+            _require_own(file)
         if self._config.exists():
             there = RunConfig.read(self._config)
             differences = there.differences(self.config)
@@ -46,15 +72,13 @@ class RunFolder:
 
     def results(self) -> dict[str, Any] | None:
         """The record, if the run is finished."""
-        if not self._results.exists():
+        if not self.finished:
             return None
-        try:
-            record: dict[str, Any] = json.loads(self._results.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{self._results} is no readable record ({error}): delete it to make the run again"
-            ) from error
-        return record
+        return record.read(self._results)[1]
+
+    @property
+    def finished(self) -> bool:
+        return self._results.exists()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -74,7 +98,8 @@ class RunFolder:
             self.check()  # once more: another process may have been here since
             with self._own_writes():
                 for left_by_a_kill in self.path.glob(".*.tmp"):
-                    left_by_a_kill.unlink()
+                    if _OURS.fullmatch(left_by_a_kill.name):
+                        left_by_a_kill.unlink()
                 if not self._config.exists():
                     write_whole(self._config, self.config.to_yaml().encode())
             yield
@@ -95,7 +120,12 @@ class RunFolder:
             ) from error
 
     def _has_learned(self) -> bool:
-        return self._log.exists() and '"event": "task"' in self._log.read_text("utf-8")
+        if not self._log.exists():
+            return False
+        try:
+            return b'"event": "task"' in parse.read(self._log, 16 * parse.MEBIBYTE)
+        except ParseError:  # it is long
+            return True
 
     def _remove(self, made: list[Path]) -> None:
         for file in (self._config, self._log, self.checkpoint):
@@ -109,19 +139,36 @@ class RunFolder:
         with self._own_writes():
             checkpoint.write(self.checkpoint, tensors, facts)
 
-    def finish(self, record: dict[str, Any]) -> None:
+    def finish(self, found: dict[str, Any]) -> None:
         with self._own_writes():
-            write_whole(self._results, (json.dumps(record, indent=1) + "\n").encode())
+            write_whole(self._results, (json.dumps(found, indent=1) + "\n").encode())
             self.checkpoint.unlink(missing_ok=True)
 
     def cut_log(self, size: int) -> None:
         """Take the log back to what a checkpoint knew of it."""
-        with self._own_writes(), self._log.open("ab") as log:
+        with self._own_writes(), self._open_log() as log:
             log.truncate(min(size, self.log_size()))
 
     def log_size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0
 
     def log(self, **event: Any) -> None:
-        with self._own_writes(), self._log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(event) + "\n")
+        with self._own_writes(), self._open_log() as log:
+            log.write(json.dumps(event).encode() + b"\n")
+
+    def _open_log(self) -> BinaryIO:
+        """The log, to append to. What is no file of this folder is never written to."""
+        _require_own(self._log)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(self._log, flags, 0o666), "ab")
+
+
+def _require_own(file: Path) -> None:
+    """Refuse what would be read from elsewhere, written elsewhere, or waited for without end."""
+    try:
+        mode = os.lstat(file).st_mode
+    except OSError:  # not there, or in no folder that can be looked into: opening it will tell
+        return
+    if not stat.S_ISREG(mode):
+        kind = "link" if stat.S_ISLNK(mode) else "folder" if stat.S_ISDIR(mode) else "FIFO or a device"
+        raise RunError(f"{file} is a {kind}: a run has only regular files in its folder, delete it")
