@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +23,12 @@ SMALL = ("--network", "lenet-300-100", "--width", "0.3")
 QUICK = ("--epochs", "16")
 
 
-@pytest.fixture(scope="module")
-def exssnet() -> Iterator[Forks]:
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
 def good(done: Done) -> str:
     """What a command printed that went well, and said nothing else, but for tasks that are hard to tell apart."""
     confused = (
         r"exssnet: of \d+ held-out inputs of '.*' \d+ go to '.*?'(?: \(and .*\))?: --task auto is not reliable here\n"
     )
-    assert (done.returncode, re.sub(confused, "", done.stderr)) == (0, ""), done.stderr
+    assert (done.returncode, re.sub(confused, "", done.said)) == (0, ""), done.stderr
     return done.stdout
 
 
@@ -48,7 +40,7 @@ def refused(done: Done, said: str) -> None:
     """One line, no traceback, exit code 2."""
     assert done.returncode == 2, done
     assert done.stdout == ""
-    assert re.fullmatch(rf"exssnet: [^\n]*{said}[^\n]*\n", done.stderr), done.stderr
+    assert re.fullmatch(rf"exssnet: [^\n]*{said}[^\n]*\n", done.said), done.stderr
 
 
 def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_path: Path):
@@ -64,7 +56,8 @@ def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_pat
         r"[\d.]+ kB on disk, digest [0-9a-f]{16}\n",
         printed,
     )
-    high = told(run("learn", "model", "--task", "high", "--data", "high", *QUICK, "--json"))
+    again = ("--input", "1,8,8", *SMALL, "--method", "exssnet+kkt", "--seed", "0", "--init", "hashed")  # what it has
+    high = told(run("learn", "model", "--task", "high", "--data", "high", *QUICK, *again, "--json"))
     assert (high["name"], high["labels"], high["lender"]) == ("high", ["digit-7", "digit-8", "digit-9"], "low")
     assert high["accuracy"] > 80
 
@@ -252,7 +245,8 @@ def test_arrays_and_a_network_of_one_s_own(exssnet: Forks, tmp_path: Path):
         first = told(run("learn", model, "--task", "low", "--data", "low.npz", *own, *init, "--epochs", "16", "--json"))
         later = ("learn", model, "--task", "high", "--data", "x.npy", "--labels", "y.npy", "--epochs", "16", "--json")
         refused(run(*later), "a network of your own: pass the module, on the command line with --network")
-        second = told(run(*later, *own))
+        repeated = ("--init", "hashed", "--private", "bias,norm") if model == "hashed" else ()
+        second = told(run(*later, *own, *repeated))
         assert min(first["accuracy"], second["accuracy"]) > 80
         refused(run("predict", model, "low.npz", "--task", "low"), "with --network")
         refused(run("predict", model, "low.npz", "--task", "low", "--network", "mine:other"), "is not built like")
@@ -282,6 +276,8 @@ def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_pat
     picture_folder(tmp_path / "one", (3,), each=4)
     picture_folder(tmp_path / "unreadable", (0, 1), each=4)
     (tmp_path / "unreadable/digit-1/0000.png").write_text("no image")
+    for part in ("test", "train", "val"):
+        (tmp_path / "parts" / part).mkdir(parents=True)
     picture_folder(tmp_path / "bomb", (0, 1), each=4)
     (tmp_path / "bomb/digit-1/0000.png").write_bytes(bomb())
     (tmp_path / "empty.csv").write_text("")
@@ -293,6 +289,7 @@ def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_pat
     for arguments, said in [
         ((*learn, "nowhere"), "no such file or folder"),
         ((*learn, "one"), "at least two"),
+        ((*learn, "parts"), r"not classes; give parts/train to learn, and parts/test to evaluate"),
         ((*learn, "unreadable"), r"digit-1/0000\.png"),
         ((*learn, "bomb"), r"digit-1/0000\.png"),
         ((*learn, "empty"), "empty"),
@@ -301,8 +298,8 @@ def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_pat
         ((*learn, "table.csv", "--label", "state"), "the network takes"),
         ((*learn, "object.npz"), r"object\.npz"),
         ((*learn, "good", "--density", "0"), "density is 0"),
-        ((*learn, "good", "--width", "1"), "are for a new model"),
-        ((*learn, "good", "--network", "resnet18"), "are for a new model"),
+        ((*learn, "good", "--width", "1"), "can only be set when a model is created"),
+        ((*learn, "good", "--network", "resnet18"), "can only be set when a model is created"),
         ((*learn, "good", "--batch-size", "0"), "batch"),
         ((*learn, "good", "--optimizer", "adamm"), "adam"),
         (("learn", "model", "--task", "good", "--data", "good"), "has been learned already"),
@@ -351,7 +348,11 @@ def test_while_one_process_learns_another_cannot_change_and_stopping_it_leaves_a
     learn = ("--data", "a.npz", "--epochs")
     good(exssnet("learn", "model", "--task", "a", *learn, 2, *SMALL, cwd=tmp_path))
     before = content(tmp_path / "model")
-    for model, said in (("model", "model is as it was"), ("new", "new is not there")):
+    again = "the same command begins again"
+    for model, said in (
+        ("model", f"model is as it was, without 'b': {again}"),
+        ("new", f"nothing was written to new: {again}"),
+    ):
         process = exssnet.start("learn", model, "--task", "b", *learn, 100000, cwd=tmp_path)
         lock = tmp_path / model / "lock"
         patience = time.monotonic() + 60
@@ -365,7 +366,7 @@ def test_while_one_process_learns_another_cannot_change_and_stopping_it_leaves_a
             assert told(exssnet("tasks", model, "--json", cwd=tmp_path))[0]["name"] == "a"
         os.kill(process, signal.SIGINT)
         done = exssnet.wait(process)
-        assert (done.returncode, done.stderr) == (130, f"exssnet: stopped; {said}\n")
+        assert (done.returncode, done.said, done.stdout) == (130, f"exssnet: stopped; {said}\n", "")
     assert content(tmp_path / "model") == before
     assert not (tmp_path / "new").exists()
 
@@ -377,7 +378,7 @@ def test_a_warning_says_when_little_is_free_and_names_are_never_obeyed(exssnet: 
     first = ("learn", "m", "--task", "[bold]", "--data", "a.npz", "--density", "0.8", "--epochs", "2", *SMALL)
     done = exssnet(*first, cwd=tmp_path)
     assert done.returncode == 0
-    assert re.fullmatch(r"exssnet: \d+ % of the weights are free: new tasks will mostly select[^\n]*\n", done.stderr)
+    assert re.fullmatch(r"exssnet: \d+ % of the weights are free: new tasks will mostly select[^\n]*\n", done.said)
     assert "[bold]" in good(exssnet("tasks", "m", cwd=tmp_path))
     printed = good(exssnet("predict", "m", "a.npz", "--task", "[bold]", cwd=tmp_path))
     assert "[red]a[/blue]" in printed

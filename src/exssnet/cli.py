@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from enum import StrEnum
-from errno import ENOSPC, EPIPE
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from exssnet import cli_model
-from exssnet.errors import ExssnetError, InputError, printable
+from exssnet.console import REFUSED, Stopped, one_line_errors, print_json, stoppable, stored, tell
+from exssnet.errors import InputError
 from exssnet.version import __version__
 
 if TYPE_CHECKING:
     from exssnet.experiments.config import RunConfig
 
+
+class Commands(TyperGroup):
+    """Passes on that the user has stopped a command: typer itself would say nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Stopped from error
+
+
 app = typer.Typer(
     name="exssnet",
+    cls=Commands,
     help="Continual learning without forgetting: one network, one mask of bits per task.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -52,42 +63,25 @@ class Order(StrEnum):
     NAME = "name"
 
 
-TRACEBACK = "EXSSNET_TRACEBACK"
+# typer has brought a click of its own since 0.20: the class is where its own errors come from
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
-    """Run a command; what we raise on purpose becomes one line and exit code 2."""
-    try:
+    """Run a command; what we raise on purpose becomes one line and an exit code."""
+    with one_line_errors():
         try:
-            app()
-        finally:
-            sys.stdout.flush()
-    except ExssnetError as error:
-        _fail(str(error))
-    except OSError as error:
-        if os.environ.get(TRACEBACK) or (error.filename is None and error.errno not in (ENOSPC, EPIPE)):
-            raise
-        if error.filename is None:  # while something was written, perhaps what is printed
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest would fail again at the end
-        if error.errno == EPIPE:
-            sys.exit(1)  # whoever read it has enough
-        place = f"{error.filename}: " if error.filename else ""
-        _fail(f"{place}{error.strerror} ({TRACEBACK}=1 shows where)")
-    except (MemoryError, RuntimeError) as error:
-        # PyTorch's ways to say it, on a CPU and on a GPU
-        full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
-        if os.environ.get(TRACEBACK) or not (full or isinstance(error, MemoryError)):
-            raise
-        _fail(f"there is not enough memory for this ({' '.join(str(error).split())})")
-    except KeyboardInterrupt:
-        again = "; the same command goes on from the last checkpoint" if sys.argv[1:2] == ["run"] else ""
-        print(f"exssnet: stopped{again}", file=sys.stderr)
-        sys.exit(130)
+            code = app(prog_name="exssnet", standalone_mode=False)
+        except _UsageError as error:
+            raise _as_input_error(error) from error
+        if code:
+            sys.exit(code)
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"exssnet: {printable(message)}", file=sys.stderr)
-    sys.exit(2)
+def _as_input_error(error: Any) -> InputError:
+    """What was typed wrong, in one line."""
+    what = " ".join(error.format_message().split())
+    return InputError(f"{what.rstrip('.')} (`{error.ctx.command_path} --help` shows what there is)")
 
 
 def _version(wanted: bool) -> None:
@@ -98,9 +92,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Continual learning without forgetting: one network, one mask of bits per task."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(REFUSED)
 
 
 @app.command("list")
@@ -224,7 +222,8 @@ def run(
 ) -> None:
     """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
-    from exssnet import terminal
+    from exssnet import terminal, terminal_progress
+    from exssnet.experiments.folder import kept
     from exssnet.experiments.together import how_many, refuse_early, run_all
     from exssnet.methods import plug_in
 
@@ -241,16 +240,18 @@ def run(
 
     records = []
     for batch in [[plan] for plan in plans] if at_once == 1 else [plans]:
-        with terminal.progress(batch, quiet=as_json) as listeners:
+        with stoppable(lambda: kept(plans, out)), terminal_progress.of_runs(batch, quiet=as_json) as listeners:
             finished = run_all(batch, out, listeners, checkpoint_seconds, at_once)
         if not as_json:
-            for planned, record in zip(batch, finished, strict=True):
-                terminal.print_record(record, out / planned.folder)
+            with stored(f"the record is in {out / batch[-1].folder}"):
+                for planned, record in zip(batch, finished, strict=True):
+                    terminal.print_record(record, out / planned.folder)
         records += finished
-    if as_json:
-        print(json.dumps(records if len(records) > 1 else records[0], indent=1))
-    elif len(records) > 1:
-        terminal.print_summary(records)
+    with stored(f"all records are in {out}"):
+        if as_json:
+            print_json(records if len(records) > 1 else records[0], indent=1)
+        elif len(records) > 1:
+            terminal.print_summary(records)
 
 
 _NOT_CHANGES = {
@@ -304,7 +305,7 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
     fitting = {plan.method for plan in plans.values() if plan.head in heads}
     other = sorted({f"{plan.method} ({plan.head})" for plan in plans.values() if plan.method not in fitting})
     if other:
-        print(f"exssnet: without head {' or '.join(heads)}: {', '.join(other)}", file=sys.stderr)
+        tell(f"without head {' or '.join(heads)}: {', '.join(other)}")
     return [plan for plan in plans.values() if plan.head in heads or plan.method not in fitting]
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from math import prod
 from pathlib import Path
@@ -13,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exssnet.errors import InputError, printable
+from exssnet.console import print_json, say, stoppable, stored, tell
+from exssnet.errors import InputError
 from exssnet.store.manifest import AUTO
 
 if TYPE_CHECKING:
@@ -114,7 +112,7 @@ def learn(
     as_json: AsJson = False,
 ) -> None:
     """Add a task from your own files; the first one makes the directory."""
-    from exssnet import terminal_model
+    from exssnet import terminal_model, terminal_progress
     from exssnet.data.files import read_labelled
     from exssnet.store.base import check_method
     from exssnet.store.folder import Folder
@@ -122,41 +120,46 @@ def learn(
     from exssnet.store.model import StoredModel, check_name
     from exssnet.store.plan import running_low
 
-    check_name(task)
-    if method is not None:
-        check_method(method)
-    if epochs is not None and epochs < 1:
-        raise InputError(f"epochs is {epochs}: give at least 1")
-    module = _imported(network)
-    own = None if private is None else private.split(",")
-    given = _asked(width=width, method=method, seed=seed, init=init, private=own)
-    source: Path | Labelled = data
-    if Folder(path).exists():
-        model = StoredModel.open(path, module, device)
-        base = model.base.json() | {"network": network if module is not None else model.base.network}
-        wanted = _numbers(shape)
-        asked = given | _asked(input=wanted and list(wanted), network=network)
-        other = [name for name, value in asked.items() if base[name] != value]
-        if other:
-            raise InputError(f"{path} has its network: other values of --{', --'.join(other)} are for a new model")
-    else:
-        source = read_labelled(data, _numbers(shape), label=label, labels=labels)
-        takes = tuple(source.inputs.shape[1:])
-        chosen = module if module is not None else network
-        model = StoredModel.begin(
-            path, chosen, takes, density=0.1 if density is None else density, device=device, **given
-        )
-    with _stoppable(path, task), terminal_model.progress(task, quiet=as_json) as listener:
-        learned = model.learn(
-            task, source, label=label, labels=labels, lr=lr, weight_lr=weight_lr, density=density,
-            epochs=None if epochs is None else (epochs - epochs // 2, epochs // 2), batch_size=batch_size,
-            optimizer=optimizer, weight_decay=weight_decay, held_out=held_out, listener=listener,
-        )  # fmt: skip
-    terminal_model.print_learned(model, learned, as_json)
-    measured = Measured.of_card(learned.card)
-    for warning in (measured and measured.warning(), running_low(model.model.network)):
-        if warning:
-            print(f"exssnet: {printable(warning)}", file=sys.stderr)
+    with stoppable(lambda: _kept(path, task)):
+        check_name(task)
+        if method is not None:
+            check_method(method)
+        if epochs is not None and epochs < 1:
+            raise InputError(f"epochs is {epochs}: give at least 1")
+        module = _imported(network)
+        own = None if private is None else private.split(",")
+        given = _asked(width=width, method=method, seed=seed, init=init, private=own)
+        source: Path | Labelled = data
+        if Folder(path).exists():
+            model = StoredModel.open(path, module, device)
+            base = model.base.json() | {"network": network if module is not None else model.base.network}
+            wanted = _numbers(shape)
+            asked = given | _asked(input=wanted and list(wanted), network=network)
+            if set(asked.get("private", ())) == set(base["private"]):  # in whatever order
+                asked["private"] = base["private"]
+            other = [name for name, value in asked.items() if base[name] != value]
+            if other:
+                now = ", ".join(f"{name} {base[name]}" for name in other)
+                raise InputError(f"--{', --'.join(other)} can only be set when a model is created: {path} has {now}")
+        else:
+            source = read_labelled(data, _numbers(shape), label=label, labels=labels)
+            takes = tuple(source.inputs.shape[1:])
+            chosen = module if module is not None else network
+            model = StoredModel.begin(
+                path, chosen, takes, density=0.1 if density is None else density, device=device, **given
+            )
+        with terminal_progress.of_task(task, quiet=as_json) as listener:
+            learned = model.learn(
+                task, source, label=label, labels=labels, lr=lr, weight_lr=weight_lr, density=density,
+                epochs=None if epochs is None else (epochs - epochs // 2, epochs // 2), batch_size=batch_size,
+                optimizer=optimizer, weight_decay=weight_decay, held_out=held_out, listener=listener,
+            )  # fmt: skip
+        with stored(f"task '{task}' is stored in {path}"):
+            terminal_model.print_learned(model, learned, as_json)
+        measured = Measured.of_card(learned.card)
+        for warning in (measured and measured.warning(), running_low(model.model.network)):
+            if warning:
+                tell(warning)
 
 
 def _asked(**options: Any) -> dict[str, Any]:
@@ -164,18 +167,15 @@ def _asked(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-@contextmanager
-def _stoppable(path: Path, task: str) -> Iterator[None]:
-    """Where learning is stopped, say what became of the task."""
+def _kept(path: Path, task: str) -> str:
+    """What became of a task whose learning was stopped, and how to go on."""
     from exssnet.store.folder import Folder
 
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        learned = Folder(path).exists() and any(entry.name == task for entry in Folder(path).manifest().tasks)
-        left = "has the task" if learned else "is as it was" if Folder(path).exists() else "is not there"
-        print(f"exssnet: stopped; {path} {left}", file=sys.stderr)
-        raise typer.Exit(130) from error
+    if not Folder(path).exists():
+        return f"nothing was written to {path}: the same command begins again"
+    if any(entry.name == task for entry in Folder(path).manifest().tasks):
+        return f"{path} has task '{task}'"
+    return f"{path} is as it was, without '{task}': the same command begins again"
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -229,7 +229,7 @@ def tasks(path: Where, as_json: AsJson = False) -> None:
     terminal_model.print_tasks(model, as_json)
     if model.damage is not None:
         lost = ", ".join(model.damage.tasks)
-        print(f"exssnet: not readable: {lost}; {model.damage.reason}", file=sys.stderr)
+        tell(f"not readable: {lost}; {model.damage.reason}")
         raise typer.Exit(1)
 
 
@@ -238,7 +238,7 @@ def show(path: Where, task: Annotated[str | None, typer.Option("--task", help="O
     """Print all that is known of the model, or of one task, as JSON."""
     model = _open(path)
     found: dict[str, Any] = dict(model.task(task).card) if task else model.summary()
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    print_json(found, indent=1)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -265,7 +265,7 @@ def predict(
     found = ask.routed_answers(model, inputs, rule, threshold)
     terminal_model.print_routed(found, as_json)
     if found[0].routing is None and rule is Rule.CONFIDENT:
-        print(f"exssnet: {NOT_MEASURED}", file=sys.stderr)
+        tell(NOT_MEASURED)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -343,23 +343,27 @@ def plan(
 def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help="The new name.")]) -> None:
     """Give a task another name."""
     _open(path).rename(task, to)
-    print(f"{task} is now {to}")
+    with stored(f"'{task}' is now '{to}'"):
+        say(f"{task} is now {to}")
 
 
 @app.command(rich_help_panel=PANEL)
 def remove(path: Where, task: Task, network: Own = None) -> None:
     """Take a task out; weights that no other task reads become free."""
     freed = _open(path, network).remove(task)
-    if freed is None:
-        print(f"removed {task}, which could not be read any more")
-    else:
-        print(f"removed {task}: {freed:,} weights are free again; all other tasks verified unchanged")
+    with stored(f"'{task}' is removed"):
+        if freed is None:
+            say(f"removed {task}, which could not be read any more")
+        else:
+            say(f"removed {task}: {freed:,} weights are free again; all other tasks verified unchanged")
 
 
 @app.command(rich_help_panel=PANEL)
 def rollback(path: Where) -> None:
     """Undo the last change."""
-    print(f"undone: {_open(path).rollback()}")
+    undone = _open(path).rollback()
+    with stored(f"undone is {undone}"):
+        say(f"undone: {undone}")
 
 
 @app.command(rich_help_panel=PANEL)
@@ -372,7 +376,8 @@ def export(
 ) -> None:
     """Write one task on its own."""
     _open(path, network).export(task, out, format)
-    print(f"wrote {out}" + (f", and {out}.json with labels and scaling" if format is Export.TORCH else ""))
+    with stored(f"{out} is written"):
+        say(f"wrote {out}" + (f", and {out}.json with labels and scaling" if format is Export.TORCH else ""))
 
 
 @app.command("import", rich_help_panel=PANEL)
@@ -385,4 +390,5 @@ def import_(
 ) -> None:
     """Add a task from another model directory with the same base."""
     _open(path, network).import_task(_open(source, network), task, name)
-    print(f"imported {name or task}; all tasks verified unchanged")
+    with stored(f"'{name or task}' is imported"):
+        say(f"imported {name or task}; all tasks verified unchanged")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from decimal import ROUND_DOWN, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.markup import escape
 
+from exssnet.console import print_json, say
 from exssnet.errors import printable
 from exssnet.store.auto import UNKNOWN
 from exssnet.store.plan import LayerPlan
-from exssnet.train.listener import EpochReport, Listener
 
 if TYPE_CHECKING:
     from exssnet.store.ask import Accuracy, Answer, RoutedAnswer
@@ -29,54 +25,18 @@ if TYPE_CHECKING:
 NONE = "–"
 
 
-@contextmanager
-def progress(task: str, quiet: bool) -> Iterator[Listener]:
-    """A bar on standard error while a task is learned; nothing where that is no terminal."""
-    from exssnet.terminal import bars
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield Listener()
-        return
-    with bars(console) as found:
-        yield _Bar(found, task)
-
-
-class _Bar(Listener):
-    """Epochs of both phases, with loss and accuracies."""
-
-    def __init__(self, bars: Any, task: str) -> None:
-        self._bars, self._bar = bars, bars.add_task(escape(task), total=None, now="")
-        self._before, self._phase, self._epoch, self._epochs, self._scores = 0, "", 0, 0, ""
-
-    def epochs_planned(self, epochs: int) -> None:
-        self._bars.update(self._bar, total=epochs)
-
-    def phase_started(self, name: str, epochs: int, done: int) -> None:
-        self._before, self._phase, self._epochs, self._epoch = self._before + self._epochs, name, epochs, done
-
-    def progress(self, share: float) -> None:
-        now = f"{self._phase} {min(self._epoch + 1, self._epochs)}/{self._epochs} {self._scores}"
-        self._bars.update(self._bar, completed=self._before + self._epoch + share, now=now)
-
-    def epoch_ended(self, report: EpochReport) -> None:
-        held_out = "" if report.validation is None else f" held out {report.validation:.1f} %"
-        self._scores = f"loss {report.loss:.3f} acc {report.accuracy:.1f} %{held_out}"
-        self._epoch = report.epoch
-
-
 def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
     """A new task, and what it leaves."""
     free = model.model.free
     if as_json:
-        print(json.dumps(_facts(task) | {"free": free, "routing": task.card.get("routing")}, ensure_ascii=False))
+        print_json(_facts(task) | {"free": free, "routing": task.card.get("routing")})
         return
     accuracy = (
         f", {task.accuracy:.1f} % right on the {task.card['held_out']} held out" if task.accuracy is not None else ""
     )
-    print(f"learned {task.name}: {len(task.labels)} classes, {task.examples} examples{accuracy}")
+    say(f"learned {task.name}: {len(task.labels)} classes, {task.examples} examples{accuracy}")
     start = f", starting from the mask of {task.lender}" if task.lender else ""
-    print(f"{task.trained_weights:,} weights trained{start}; {100 * free:.1f} % of all weights are free")
+    say(f"{task.trained_weights:,} weights trained{start}; {100 * free:.1f} % of all weights are free")
     earlier = "; earlier tasks verified unchanged" if len(model.tasks) > 1 else ""
     print(f"{bytes_(task.size)} on disk, digest {task.digest[:16]}{earlier}")
 
@@ -85,10 +45,10 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
     """A row per task."""
     tasks, found = model.tasks, model.found_shares()
     if as_json:
-        print(json.dumps([_facts(task) | {"auto": found.get(task.name)} for task in tasks], ensure_ascii=False))
+        print_json([_facts(task) | {"auto": found.get(task.name)} for task in tasks])
         return
     if not model.manifest.tasks:
-        print(f"{model.path} has no task yet")
+        say(f"{model.path} has no task yet")
         return
     rows = [
         (
@@ -102,7 +62,7 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
     _print(("task", ">classes", ">accuracy %", ">auto %", "lender", ">overlap %", ">trained", ">size", "date"), rows)
     network = model.base.network or "a network of your own"
     size = sum(file.size for file in model.manifest.files())
-    print(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
+    say(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
 
 
 def _facts(task: StoredTask) -> dict[str, Any]:
@@ -114,7 +74,7 @@ def _facts(task: StoredTask) -> dict[str, Any]:
 def print_answers(answers: Sequence[Answer], as_json: bool) -> None:
     """A row per input: the label, and the next ones."""
     if as_json:
-        print(json.dumps([asdict(answer) for answer in answers], ensure_ascii=False))
+        print_json([asdict(answer) for answer in answers])
         return
     rows = [(answer.name, answer.label, f"{answer.probability:.3f}", _others(answer)) for answer in answers]
     _print(("input", "label", ">probability", "then"), rows)
@@ -123,7 +83,7 @@ def print_answers(answers: Sequence[Answer], as_json: bool) -> None:
 def print_routed(answers: Sequence[RoutedAnswer], as_json: bool) -> None:
     """A row per input: its task, the label, and the next ones, or what it would be were the task not unknown."""
     if as_json:
-        print(json.dumps([asdict(answer) for answer in answers], ensure_ascii=False))
+        print_json([asdict(answer) for answer in answers])
         return
     rows = []
     for answer in answers:
@@ -146,7 +106,7 @@ def _others(answer: Answer) -> str:
 def print_accuracies(found: Sequence[Accuracy], as_json: bool) -> None:
     """A row per task, and one for all where the task had to be found."""
     if as_json:
-        print(json.dumps([asdict(row) for row in found], ensure_ascii=False))
+        print_json([asdict(row) for row in found])
         return
     columns: list[tuple[str, Callable[[Accuracy], str]]] = [
         ("task", lambda row: row.task or "all of them"),
@@ -169,24 +129,24 @@ def print_report(report: Report, path: Path, as_json: bool) -> None:
     if as_json:
         known = None if report.tasks is None else list(report.tasks.digests)
         told = {"verified": report.verified, "files": report.files, "bytes": report.bytes, "tasks": known}
-        print(json.dumps(told | {"problems": [asdict(problem) for problem in report.problems]}, ensure_ascii=False))
+        print_json(told | {"problems": [asdict(problem) for problem in report.problems]})
         return
     for problem in report.problems:
-        print(f"{problem}")
+        say(str(problem))
     if report.problems:
-        print(f"{path}: {_count(len(report.problems), 'damaged file')} of {report.files}")
+        say(f"{path}: {_count(len(report.problems), 'damaged file')} of {report.files}")
         return
     tasks = "the tasks themselves were not computed: that needs --network"
     if report.tasks is not None:
         tasks = f"tasks: {len(report.tasks.digests)}, each what it was when it was learned"
-    print(f"{path}: {_count(report.files, 'file')}, {bytes_(report.bytes)}, every byte as written; {tasks}")
+    say(f"{path}: {_count(report.files, 'file')}, {bytes_(report.bytes)}, every byte as written; {tasks}")
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Layers, and what it amounts to."""
     if as_json:
         sums = {"size": plan.size, "free": plan.free, "expected": plan.expected, "bytes": plan.bytes}
-        print(json.dumps(asdict(plan) | sums))
+        print_json(asdict(plan) | sums)
         return
     more = _count(plan.tasks, "more task")
     rows = [

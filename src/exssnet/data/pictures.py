@@ -26,7 +26,8 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 FOREIGN = frozenset({".heic", ".heif", ".avif", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".psd"})
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # no EPS: PIL would start Ghostscript
 READABLE = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
-PARTS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"})
+TO_LEARN = frozenset({"train", "training"})
+PARTS = TO_LEARN | frozenset({"val", "valid", "validation", "test", "testing", "eval", "dev"})
 
 MOST_PIXELS = 100_000_000
 UNSUSPECTED = 1_000_000  # pixels; below it no compression is worth a question
@@ -44,7 +45,10 @@ def class_folders(root: Path) -> list[Path]:
         raise DataError(f"{root}: no sub-folders; give a folder with one sub-folder of images for each class")
     if all(item.name.lower() in PARTS for item in found):
         names = ", ".join(item.name for item in found)
-        raise DataError(f"{root}: its sub-folders are parts of a data set ({names}), not classes; give {found[0]}")
+        train = next((item for item in found if item.name.lower() in TO_LEARN), found[0])
+        others = sorted((item for item in found if item != train), key=lambda item: "test" not in item.name.lower())
+        rest = f" to learn, and {others[0]} to evaluate" if others else ""
+        raise DataError(f"{root}: its sub-folders are parts of a data set ({names}), not classes; give {train}{rest}")
     return found
 
 

@@ -1,0 +1,163 @@
+"""How a command meets the outside: text that any stream can show, errors in one line, and exit codes."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOSPC, EPIPE
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from exssnet.errors import ExssnetError, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFUSED, UNWRITTEN, STOPPED = 2, 3, 130  # exit codes, documented in docs/reference/command-line.md
+TRACEBACK = "EXSSNET_TRACEBACK"
+ERRORS = "exssnet"  # the name of our way to encode what a stream cannot show
+ASCII = {"–": "-", "—": "-", "±": "+-", "…": "...", "×": "x", "·": "*"}
+
+
+class Stopped(Exception):
+    """The user stopped a command; the message says what is kept."""
+
+
+class OutputError(Exception):
+    """Standard output takes nothing; `kept` says what the command has stored before."""
+
+    def __init__(self, error: OSError, kept: str = "") -> None:
+        super().__init__(error.strerror or str(error))
+        self.error, self.kept = error, kept
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output whose failures are told apart from those of every other file."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise OutputError(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise OutputError(error) from error
+
+
+def tell(message: str) -> None:
+    """One line on standard error. Where that cannot be written either, the exit code must do."""
+    with suppress(OSError, ValueError):
+        print(f"exssnet: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """One line on standard output; names of a user's own are shown, never obeyed."""
+    print(printable(text))
+
+
+def print_json(value: object, indent: int | None = None) -> None:
+    """JSON on standard output, in ASCII where that cannot show all signs."""
+    unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, indent=indent, ensure_ascii=not unicode))
+
+
+def rich_console(**options: Any) -> Console:
+    """A console that shows text as it is: names of a user's own may look like markup."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False, **options)
+
+
+@contextmanager
+def stored(what: str) -> Iterator[None]:
+    """Print what came of a change that is stored: where that cannot be written, the user must still learn of it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OutputError as error:
+        raise OutputError(error.error, what) from error
+
+
+@contextmanager
+def stoppable(kept: Callable[[], str]) -> Iterator[None]:
+    """Where the user stops what is done inside, say what is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Stopped(kept()) from error
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Run a program: what is raised on purpose, or by the system, becomes one line and an exit code."""
+    _prepare_streams()
+    try:
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except ExssnetError as error:
+        _exit(REFUSED, str(error))
+    except OutputError as error:
+        if error.kept:
+            _exit(UNWRITTEN, f"{error.kept}, but the output could not be written: {error}")
+        enough = error.error.errno == EPIPE  # of whoever read it
+        _exit(UNWRITTEN, "" if enough else f"the output could not be written: {error}")
+    except OSError as error:
+        if os.environ.get(TRACEBACK) or (error.filename is None and error.errno != ENOSPC):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        _exit(REFUSED, f"{place}{error.strerror} ({TRACEBACK}=1 shows where)")
+    except (MemoryError, RuntimeError) as error:
+        # PyTorch's ways to say it, on a CPU and on a GPU
+        full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
+        if os.environ.get(TRACEBACK) or not (full or isinstance(error, MemoryError)):
+            raise
+        _exit(REFUSED, f"there is not enough memory for this ({' '.join(str(error).split())})")
+    except (KeyboardInterrupt, Stopped) as error:
+        _exit(STOPPED, "; ".join(["stopped", *map(str, error.args)]))
+
+
+def _exit(code: int, message: str) -> NoReturn:
+    if message:
+        tell(message)
+    try:
+        sys.stdout.flush()
+    except OutputError:  # let it go nowhere: it would fail again when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """Make the standard streams usable where they are closed, or cannot show every sign."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: else the next file that is opened would get what is printed
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # gets the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    if sys.stdout is None:  # written to, it fails: it is open for reading
+        sys.stdout = _Output(os.fdopen(1, "wb", closefd=False), encoding="utf-8", errors=ERRORS)
+    elif isinstance(sys.stdout, io.TextIOWrapper) and not isinstance(sys.stdout, _Output):
+        encoding, by_line = sys.stdout.encoding, sys.stdout.line_buffering
+        sys.stdout = _Output(sys.stdout.detach(), encoding=encoding, errors=ERRORS, line_buffering=by_line)
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """Signs that a stream cannot show, in ASCII."""
+    assert isinstance(error, UnicodeEncodeError)
+    signs = error.object[error.start : error.end]
+    return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
+
+
+codecs.register_error(ERRORS, _plainly)
