@@ -24,6 +24,7 @@ import pyarrow
 import torch
 from torch import Tensor
 
+from exssnet.console import one_line_errors
 from exssnet.core.bank import pack
 from exssnet.core.layout import Layout
 from exssnet.core.partition import partition
@@ -130,4 +131,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -3,7 +3,7 @@
     python benchmarks/convolution.py [--sweep] [--json FILE]
 
 cuDNN gets bfloat16, channels-last tensors with channels filled up to a multiple of 8, and takes its first deterministic
-choice, as runs do. `--sweep` also tries other tiles for every shape and prints the best.
+choice, as runs do. `--sweep` also tries other tiles for every shape and prints the best. Needs Triton and a GPU.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exssnet.core import convolution_triton as ours
-from exssnet.core.convolution_triton import Tile
+from exssnet.console import one_line_errors
+from exssnet.core.kernels import has_triton
 from exssnet.experiments.run import device_name, versions
+
+if has_triton():
+    from exssnet.core import convolution_triton as ours
+    from exssnet.core.convolution_triton import Tile
 
 Shape = tuple[int, int, int, int, int]  # inputs, outputs, size of the image, kernel, stride
 SHAPES: dict[Shape, int] = {  # and how often it occurs
@@ -149,8 +153,10 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not has_triton():
+        parser.exit(2, "convolution.py: its kernels need Triton: pip install triton\n")
     if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
+        parser.exit(2, "convolution.py: needs a CUDA device\n")
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     batch = options.batch_size
     if options.sweep:
@@ -194,4 +200,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

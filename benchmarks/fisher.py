@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from exssnet.console import one_line_errors
 from exssnet.core.fisher import fisher_diagonal
 from exssnet.experiments.run import device_name, versions
 from exssnet.models import build
@@ -99,4 +100,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -20,6 +20,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from exssnet import Model
+from exssnet.console import one_line_errors
 from exssnet.experiments.run import device_name, versions
 
 WIDTH, DENSITY = 1.0, 0.05
@@ -101,4 +102,5 @@ def draw(file: Path, rows: list[dict]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from exssnet.console import one_line_errors
 from exssnet.core.linear import packed
 from exssnet.core.linear_numba import product
 from exssnet.experiments.run import device_name, versions
@@ -75,4 +76,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.benchmarks import stream
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import device_name, run, versions
@@ -74,4 +75,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

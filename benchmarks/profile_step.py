@@ -8,6 +8,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from exssnet.console import one_line_errors
 from step import DENSE, MASKED, cudnn, images, parse, steps_of
 
 STEPS = 20
@@ -50,4 +51,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.run import device_name, versions
 from transfer import trained
 
@@ -94,4 +95,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.run import device_name, versions
 
 COMMANDS = {
@@ -44,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from exssnet.console import one_line_errors
 from exssnet.core.execution import CPU, CUDA, PLAIN, Execution
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData, load
@@ -204,4 +205,5 @@ def measure(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

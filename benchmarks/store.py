@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from exssnet import Model
+from exssnet.console import one_line_errors
 from exssnet.core.execution import PLAIN
 from exssnet.core.mixed import Mixed
 from exssnet.experiments.run import device_name, versions
@@ -178,4 +179,5 @@ def timed(what: object) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

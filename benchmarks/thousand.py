@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import run
 from exssnet.train import Listener
@@ -97,4 +98,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

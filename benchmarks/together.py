@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from exssnet.console import one_line_errors
 from exssnet.data import TensorData
 from exssnet.experiments.run import device_name, versions
 from exssnet.experiments.together import MOST
@@ -89,4 +90,5 @@ def measure(options: argparse.Namespace, numbers: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

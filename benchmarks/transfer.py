@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import run
 
@@ -65,4 +66,5 @@ def trained(task: dict[str, float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

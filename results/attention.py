@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.metrics import average_accuracy, forgetting
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
@@ -80,4 +81,5 @@ def learn_and_measure(config: RunConfig, *, whole: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

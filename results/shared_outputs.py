@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 
+from exssnet.console import one_line_errors
 from exssnet.data.tensors import joined
 from exssnet.experiments.config import resolve, settings_from_text
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
@@ -51,4 +52,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.benchmarks import stream
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import run
@@ -92,4 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from exssnet.console import one_line_errors
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
 from exssnet.methods.multitask import Multitask
@@ -60,4 +61,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()
