@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/write-a-method.md"
@@ -14,29 +12,28 @@ def blocks(kind):
     return [text for name, text in found if name == kind]
 
 
-def test_the_method_of_the_page_fits_in_thirty_lines_and_runs_beside_others(tmp_path):
+def test_the_method_of_the_page_fits_in_thirty_lines_and_runs_beside_others(exssnet, tmp_path):
     (code,) = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
     (tmp_path / "anchor.py").write_text(code, "utf-8")
     (commands,) = blocks("")
     for command in commands.splitlines():
         words = shlex.split(command)
-        if words[1] == "run":
+        if "run" in words:
             words += ["--tasks", "3", "--epochs", "3"]
             words += ["--mask-epochs", "2", "--weight-epochs", "2"] if ",exssnet" in command else []
-        ran = [sys.executable, "-m", *words]
-        done = subprocess.run(ran, cwd=tmp_path, capture_output=True, text=True)
+        assert words.pop(0) == "exssnet"
+        done = exssnet(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert re.search(r"^anchor +task +\d", done.stdout, re.MULTILINE)
     assert re.search(r"^exssnet +shared +\d", done.stdout, re.MULTILINE)
 
 
-def test_a_plugin_that_cannot_be_used_is_one_line(tmp_path):
+def test_a_plugin_that_cannot_be_used_is_one_line(exssnet, tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "empty.py").write_text("x = 1\n")
     for name, why in (("none.py", "is not there"), ("broken.py", "nothing_of_that_name"), ("empty.py", "no method")):
-        ran = [sys.executable, "-m", "exssnet", "run", "split-digits", "--plugin", name, "--method", "x"]
-        done = subprocess.run(ran, cwd=tmp_path, capture_output=True, text=True)
+        done = exssnet("run", "split-digits", "--plugin", name, "--method", "x", cwd=tmp_path)
         assert done.returncode == 2
         assert why in done.stderr
         assert done.stderr.count("\n") == 1
