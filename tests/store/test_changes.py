@@ -190,6 +190,17 @@ def test_a_model_without_a_change_has_nothing_to_undo(tmp_path: Path):
         create(tmp_path / "model").rollback()
 
 
+def test_a_task_with_the_name_of_a_removed_one_does_not_inherit_its_lender(tmp_path: Path):
+    model = create(tmp_path / "model", density=0.3)
+    learn(model, "first", 0)
+    learn(model, "name", 1)
+    assert model.task("name").lender == "first"
+    for task in ("first", "name"):
+        model.remove(task)
+    learn(model, "name", 1)
+    assert model.task("name").lender is None
+
+
 def test_renaming_keeps_who_started_from_whose_mask(four):
     four.rename("task0", "root")
     assert "root" in [task.lender for task in four.tasks]

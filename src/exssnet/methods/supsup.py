@@ -71,6 +71,7 @@ class SupSup(Isolated):
         return settings.mask_epochs
 
     def phases(self, task: Task) -> Iterator[Phase]:
+        self.transfers.pop(task.name, None)  # of a task of that name which was removed
         scores = self.first_scores(task) if self.settings.kkt and self.network.tasks else None
         self.subnetwork = scored = ScoredSubnetwork(self.network, task.name, task.train.classes, scores)
         yield Phase("mask", scored.parameters(), self.settings.mask_epochs, self.settings.lr)
