@@ -1,27 +1,57 @@
-"""Files that are there whole or not at all, and the folder for those that can be made again."""
+"""Files that are atomic: there with all of their content or not there; the folder for those that can be made again."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+TEMPORARY = r"\.{}\.\d+(-[0-9a-f]+)?\.tmp"  # a pattern: what `write_whole` calls a file of some name until it is whole
+
+
+def temporary(path: Path) -> Path:
+    """A name beside a file, for what is going to be that file or has been it."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
 
 def write_whole(path: Path, content: bytes | bytearray) -> None:
     """Replace a file atomically: written beside it, flushed to disk, then renamed over it. Links are not followed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = temporary(path)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(beside, content)
         beside.replace(path)
     except BaseException:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def write_new(path: Path, content: bytes | bytearray) -> None:
+    """Write a file that must not be there yet, and flush it to disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag("O_NOFOLLOW") | flag("O_CLOEXEC") | flag("O_BINARY")
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_names(folder: Path) -> None:
+    """Have a folder's list of names on the disk; Windows does that by itself."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flag(name: str) -> int:
+    """A flag of `os.open`, where the system has it."""
+    found: int = getattr(os, name, 0)
+    return found
 
 
 def cache_folder() -> Path:

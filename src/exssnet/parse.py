@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
+from exssnet.disk import flag
 from exssnet.errors import ParseError
 from exssnet.typed import Between, Length, Matching, line, short, typed
 
@@ -104,7 +105,7 @@ def opened(path: Path, most: int, inside: Path | None) -> Iterator[tuple[BinaryI
     if inside is not None and not target.is_relative_to(os.path.realpath(inside)):
         raise ParseError(f"{path} is a link out of {inside}: put the file itself there")
     _require_regular(path, os.stat(target))
-    flags = os.O_RDONLY | _flag("O_NOFOLLOW") | _flag("O_NONBLOCK") | _flag("O_CLOEXEC") | _flag("O_BINARY")
+    flags = os.O_RDONLY | flag("O_NOFOLLOW") | flag("O_NONBLOCK") | flag("O_CLOEXEC") | flag("O_BINARY")
     with os.fdopen(os.open(target, flags), "rb") as file:
         status = os.fstat(file.fileno())
         _require_regular(path, status)  # once more: another one may be in its position by now
@@ -118,12 +119,6 @@ def _rest(path: Path, file: BinaryIO, size: int) -> bytes:
     if len(content) > size:
         raise ParseError(f"{path} grew while it was read: try again when it is written")
     return content
-
-
-def _flag(name: str) -> int:
-    """Of `os.open`, where the system has it."""
-    found: int = getattr(os, name, 0)
-    return found
 
 
 def _require_regular(path: Path, status: os.stat_result) -> None:

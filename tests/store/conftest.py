@@ -1,6 +1,8 @@
 """Model directories with several tasks and a way back, to be damaged."""
 
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,17 @@ def path(request: pytest.FixtureRequest, directories: dict[str, Path], tmp_path:
 def removed(directories: dict[str, Path], tmp_path: Path) -> Path:
     """Tasks a and c; b was removed."""
     return Path(shutil.copytree(directories["removed"], tmp_path / "model"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 KiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(where)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"needs the right to mount a file system: {made.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)

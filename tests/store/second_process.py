@@ -1,7 +1,7 @@
 """A second process that changes model directories and can be cut off at any moment.
 
 A server that has imported and warmed up everything forks a child for every request, so a kill costs milliseconds.
-Moments are counted in writing operations of the child: opening to write, locking, renaming, removing, syncing.
+Moments are counted in writing operations of the child: opening to write, locking, linking, renaming, removing, syncing.
 """
 
 import errno
@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 import exssnet
@@ -25,7 +27,7 @@ from exssnet.store.model import StoredModel
 from exssnet.store.verify import verify
 
 ROOT = Path(__file__).parents[2]
-EVENTS = ("os.rename", "os.remove", "os.mkdir", "fcntl.flock")
+EVENTS = ("os.rename", "os.link", "os.remove", "os.truncate", "os.mkdir", "fcntl.flock")
 State = tuple[tuple[str, str, bytes], ...]
 
 
@@ -88,6 +90,11 @@ class Server:
         self.start(path, *changes, **options)
         return self.answer()
 
+    def ask_together(self, path: Path, *changes: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+        """Have several lists of changes done in as many children at once, and wait for all."""
+        self._send({"path": str(path), "together": changes, **options})
+        return [self.answer() for _ in changes]
+
     def start(self, path: Path, *changes: str, **options: Any) -> None:
         self._send({"path": str(path), "changes": changes, **options})
 
@@ -116,23 +123,43 @@ class Server:
 class Counter:
     """Counts the writing operations of this process in a directory, and does something at one of them."""
 
-    def __init__(self, path: str, at: int | None, how: str) -> None:
-        self.path, self.at, self.how, self.count = path, at, how, 0
+    def __init__(self, path: str, at: int | list[str] | None, how: str) -> None:
+        """`at` is a number, or an operation and how the name of what it makes ends."""
+        self.path, self.at, self.how, self.events = path, at, how, list[str]()
+        self.room = 0  # with "no room": how many files may be made, one for each that was removed
         self._fsync, os.fsync = os.fsync, self._synced
         sys.addaudithook(self._happened)
 
     def _happened(self, event: str, arguments: tuple[Any, ...]) -> None:
         writing = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if event == "fcntl.flock" or ((writing or event in EVENTS) and str(arguments[0]).startswith(self.path)):
+            if isinstance(self.at, list) and event == self.at[0] and str(arguments[1]).endswith(self.at[1]):
+                self.at = self.count + 1
             self._step(event)
+            if self.how == "no room":
+                self._use(event, arguments)
+
+    def _use(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """A full disk: a file can be made when another one was removed, or the lock was emptied."""
+        there = os.path.isfile(arguments[0]) and os.stat(arguments[0]).st_nlink == 1
+        if (event == "os.remove" and there) or (event == "os.truncate" and os.stat(arguments[0]).st_size):
+            self.room += 1
+        elif event == "open" and arguments[2] & os.O_CREAT and not os.path.lexists(arguments[0]):
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.room -= 1
+
+    @property
+    def count(self) -> int:
+        return len(self.events)
 
     def _synced(self, descriptor: int) -> None:
         self._step("fsync")
         self._fsync(descriptor)
 
     def _step(self, event: str) -> None:
-        self.count += 1
-        if self.at is None or self.count < self.at:
+        self.events.append(event)
+        if not isinstance(self.at, int) or self.count < self.at:
             return
         if self.how == "full" and event != "os.remove":  # from here on, as a full disk stays full
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -147,22 +174,36 @@ def _limit_files(size: int, deadly: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def _no_links(*_: object) -> None:
+    """As of a file system without hard links."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 def _child(request: dict[str, Any], pipe: int) -> None:
     how, at = request.get("how", "SIGKILL"), request.get("at")
     if "user" in request:
         os.setuid(request["user"])
     if how in ("SIGXFSZ", "EFBIG"):
         _limit_files(at, how == "SIGXFSZ")
+    if request.get("unlocked"):
+        filelock.FileLock.acquire = lambda *_, **__: None  # type: ignore[method-assign, assignment]
+        filelock.FileLock.release = lambda *_, **__: None  # type: ignore[method-assign]
+    if request.get("linkless"):
+        os.link = _no_links  # type: ignore[assignment]
     counter = Counter(request["path"], at, how)
     os.write(pipe, b"\n")
-    told: dict[str, Any] = {"error": None}
+    told: dict[str, Any] = {"error": None, "done": []}
     started = time.perf_counter()
-    try:
-        for what in request["changes"]:
+    for what in request["changes"]:
+        try:
             change(Path(request["path"]), what)
-    except Exception as error:
-        told = {"error": type(error).__name__, "message": str(error)}
-    os.write(pipe, json.dumps(told | {"count": counter.count, "seconds": time.perf_counter() - started}).encode())
+            told["done"].append(what)
+        except Exception as error:
+            told |= {"error": type(error).__name__, "message": str(error)}
+            if "go_on" not in request:
+                break
+    told |= {"events": counter.events, "count": counter.count, "seconds": time.perf_counter() - started}
+    os.write(pipe, json.dumps(told).encode())
 
 
 def _wait(pid: int, pipe: int) -> dict[str, Any]:
@@ -180,24 +221,33 @@ def _serve() -> None:
         for what in ("create", "learn a 1", "learn b 2", "remove a", "rollback"):
             change(Path(folder, "model"), what)
         whole(Path(folder, "model"))
-    pipes = {}
+    pipes: dict[int, int] = {}
     for line in sys.stdin:
         request = json.loads(line)
-        if "wait" not in request:
-            ours, its = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                _child(request, its)
-                os._exit(0)
-            os.close(its)
-            os.read(ours, 1)  # it has started
-            pipes[pid] = ours
-            if "after" in request:
-                time.sleep(request["after"])
-                os.kill(pid, signal.SIGKILL)
+        if "wait" in request:
+            children = [request["wait"]]
+        elif "together" in request:
+            children = [_fork(request | {"changes": changes}, pipes) for changes in request["together"]]
         else:
-            pid = request["wait"]
-        print(json.dumps(_wait(pid, pipes[pid])), flush=True)
+            children = [_fork(request, pipes)]
+        if "after" in request:
+            time.sleep(request["after"])
+            os.kill(children[0], signal.SIGKILL)
+        for pid in children:
+            print(json.dumps(_wait(pid, pipes[pid])), flush=True)
+
+
+def _fork(request: dict[str, Any], pipes: dict[int, int]) -> int:
+    """The process id of a child that has started."""
+    ours, its = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _child(request, its)
+        os._exit(0)
+    os.close(its)
+    os.read(ours, 1)
+    pipes[pid] = ours
+    return pid
 
 
 if __name__ == "__main__":

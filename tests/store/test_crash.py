@@ -57,7 +57,8 @@ def copied(start: Path, where: Path) -> Path:
 
 
 def manifest(path: Path) -> bytes:
-    return (path / "manifest.json").read_bytes()
+    """Of the state that is committed."""
+    return Folder(path).manifest_bytes()
 
 
 def assert_nothing_left_over(path: Path) -> None:
@@ -175,20 +176,6 @@ def test_a_limit_on_file_sizes_is_told_in_a_line_and_loses_nothing(server, start
     assert_nothing_left_over(path)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 KiB."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(where)], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"needs the right to mount a file system: {made.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
-
-
 def test_a_really_full_disk_is_told_in_a_line_and_tasks_are_learned_when_there_is_room(
     server, start, after, small_disk
 ):
@@ -250,7 +237,7 @@ def test_a_directory_without_the_right_to_write_is_read_and_not_changed(server, 
 
 def test_a_second_writer_is_told_who_writes_and_changes_nothing(server, start, after, tmp_path):
     path = copied(start, tmp_path)
-    pid = server.ask(path, "learn c 3", at=4, how="SIGSTOP")["stopped"]
+    pid = server.ask(path, "learn c 3", at=7, how="SIGSTOP")["stopped"]
     try:
         for what in ("learn e 5", "remove a", "rollback", "rename a z"):
             with pytest.raises(StoreError, match=f"is being changed by process {pid}: try again") as error:
@@ -268,7 +255,7 @@ def test_a_second_writer_is_told_who_writes_and_changes_nothing(server, start, a
 
 def test_a_killed_writer_leaves_no_lock(server, start, tmp_path):
     path = copied(start, tmp_path)
-    pid = server.ask(path, "learn c 3", at=4, how="SIGSTOP")["stopped"]
+    pid = server.ask(path, "learn c 3", at=7, how="SIGSTOP")["stopped"]
     os.kill(pid, signal.SIGKILL)
     assert server.go_on(pid)["killed"]
     change(path, "learn c 3")

@@ -121,7 +121,9 @@ def test_nothing_is_ever_unpickled(path):
 
 
 def test_files_of_others_do_not_matter_and_stay(removed):
-    others = [removed / "README", removed / "files" / "notes.txt", removed / "files" / "x.json", removed / ".hidden"]
+    names = ("README", ".hidden", ".x.tmp", ".manifest.json.1.tmp", f".{'0' * 32}.json.1.tmp", f"{'0' * 32}.json")
+    others = [removed / name for name in names]
+    others += [removed / "files" / name for name in ("notes.txt", "x.json", ".x.tmp", f"{'0' * 31}.json", "0.next")]
     then = state(removed)
     for other in others:
         other.write_text("mine")

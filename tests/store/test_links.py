@@ -1,5 +1,6 @@
 """What a directory from somebody else could do to other files, and what becomes of a first task that is not learned."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -32,6 +33,17 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "precious").read_text() == "mine"
 
 
+@pytest.mark.parametrize("kind", ["FIFO", "folder"])
+def test_a_lock_that_is_not_a_regular_file_is_refused(tmp_path, kind):
+    model = learned(tmp_path / "model")
+    lock = tmp_path / "model" / "lock"
+    lock.unlink()
+    os.mkfifo(lock) if kind == "FIFO" else lock.mkdir()
+    with pytest.raises(StoreError, match="lock is not a regular file: remove it"):
+        model.rename("a", "b")
+    assert [task.name for task in Model.open(tmp_path / "model").tasks] == ["a"]
+
+
 def test_files_that_are_a_link_are_not_swept(tmp_path):
     learned(tmp_path / "theirs")
     mine = learned(tmp_path / "mine")
@@ -61,16 +73,15 @@ def test_a_first_task_that_fails_leaves_no_directory_and_spoils_none(tmp_path):
 
 
 KILLED = """
-import sys, torch
-from exssnet.store import folder
+import os, sys, time, torch
 from exssnet.store.model import StoredModel
-write = folder.write_whole
-def slow(path, content):
-    if path.name == folder.MANIFEST:
+link = os.link
+def slow(source, to):
+    if to.name == "manifest.json":
         print("now", flush=True)
-        import time; time.sleep(60)
-    write(path, content)
-folder.write_whole = slow
+        time.sleep(60)
+    link(source, to)
+os.link = slow
 x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 StoredModel.begin(sys.argv[1], "lenet-300-100", (6,), width=0.1).learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1))
 """

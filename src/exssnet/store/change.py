@@ -10,8 +10,8 @@ from exssnet.errors import StoreError
 from exssnet.model import Model
 from exssnet.store import tasks as task_files
 from exssnet.store.card import content
-from exssnet.store.folder import Writer
 from exssnet.store.manifest import Entry
+from exssnet.store.writer import Writer
 
 if TYPE_CHECKING:
     from exssnet.store.model import StoredModel
@@ -31,7 +31,11 @@ class Change:
             if self._stored._unwritten:
                 if self._stored._folder.exists():
                     raise StoreError(f"{self._stored.path} is a model directory already: open it")
-            elif (now := self._stored._folder.manifest()) != self._stored._manifest:  # changed since it was opened
+                return self
+            now = self._writer.manifest
+            if now is None:
+                raise StoreError(f"{self._stored.path} is no model directory any more: it has no manifest.json")
+            if now != self._stored._manifest:  # changed since it was opened
                 self._stored._forget(now)
         except BaseException as error:
             self._lock.__exit__(type(error), error, error.__traceback__)
@@ -42,6 +46,15 @@ class Change:
         if error[0] is not None:
             self._stored._forget(self._stored._manifest)  # what is in memory may be half changed
         return self._lock.__exit__(*error)
+
+    def spend_way_back(self) -> None:
+        """On a full disk this change may give up the way back."""
+        self._writer.spend_way_back()
+
+    @property
+    def undoable(self) -> bool:
+        """Whether the change that was committed can be undone."""
+        return self._stored._manifest.before is not None
 
     @property
     def model(self) -> Model:

@@ -209,6 +209,7 @@ class StoredModel(Reader):
         Of a damaged directory the last task can be taken out, unread: then nobody knows how many.
         """
         with self._changing() as change:
+            change.spend_way_back()
             last = self._place(task) + 1 == len(self._manifest.tasks)
             network = self.model.network  # reading it finds what is damaged
             if self.damage is not None and last:
@@ -261,7 +262,8 @@ class StoredModel(Reader):
     def rollback(self) -> str:
         """Undo the last change; which it was."""
         with self._folder.writing() as writer:
-            undone = self._folder.manifest().change
+            now = writer.manifest
+            undone = "" if now is None else now.change
             self._forget(writer.rollback())
         return undone
 

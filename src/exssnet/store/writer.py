@@ -1,0 +1,283 @@
+"""A change of a model directory: files first, then the manifest that names them.
+
+The manifest before is kept as a file too, with all that it names, so the last change can be taken back; a note says
+where it is gone. What none of these names is swept away by the next change.
+
+A change is committed by a hard link: the new manifest becomes the one file that may follow the manifest which the
+change began from. Of two writers whom no lock kept apart one makes that link and the other is refused. The link is then
+renamed to `manifest.json`; who finds it before that reads it as the manifest.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from exssnet.disk import sync_names, temporary, write_new, write_whole
+from exssnet.errors import ParseError, StoreError
+from exssnet.parse import read
+from exssnet.store.folder import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, reason
+from exssnet.store.manifest import File, Manifest, parse, undone_note
+
+NO_LINKS = {getattr(errno, name, None) for name in ("EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK", "EXDEV")}
+
+Done = TypeVar("Done")
+
+
+class Writer:
+    """Puts files, then commits them with a manifest. Only while the lock is held."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._files = folder.path / FILES
+        self._put: dict[File, bytes] = {}
+        self._spends_way_back = False  # whether it may be given up for room on a full disk
+        self._way_back = True
+        self._began = self._latest() if folder.exists() else None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the change begins from."""
+        return None if self._began is None else parse(self._began, str(self.folder.path / MANIFEST))
+
+    def _latest(self) -> bytes:
+        """The manifest that a change begins from; put in its position, if the process that committed it was killed."""
+        content = self.folder.shown()
+        following = self.folder.after(content)
+        if os.path.lexists(following):
+            content = self.folder.manifest_bytes()
+            parse(content, following.name)
+            with suppress(FileNotFoundError):  # it was not killed
+                following.replace(self.folder.path / MANIFEST)
+            sync_names(self.folder.path)
+        return content
+
+    # --- files -----------------------------------------------------------------------------------------------
+
+    def put(self, content: bytes, ending: str) -> File:
+        """Write a file for good, unless it is there already, undamaged."""
+        return self._with_room(lambda: self._write(content, ending))
+
+    def _write(self, content: bytes, ending: str) -> File:
+        file = File.of(content, ending)
+        if not self._has(file, content):
+            write_whole(self._files / file.name, content)
+        self._put[file] = content
+        return file
+
+    def _has(self, file: File, content: bytes) -> bool:
+        try:
+            return read(self._files / file.name, file.size) == content
+        except (OSError, ParseError):
+            return False
+
+    # --- committing ------------------------------------------------------------------------------------------
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make this the state of the directory; the manifest as written."""
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        now = self.manifest
+        number = 0 if now is None else now.number + 1
+        manifest = replace(manifest, number=number, time=time)
+        return self._with_room(lambda: self._commit(manifest))
+
+    def _commit(self, manifest: Manifest) -> Manifest:
+        before = None
+        if self._began is not None and self._way_back:
+            before = self._write(self._began, "json")
+        manifest = replace(manifest, before=before)
+        content = manifest.content()
+        fresh = temporary(self._files / MANIFEST)
+        try:
+            write_new(fresh, content)
+            self._replace(fresh, content)
+        finally:
+            with suppress(OSError):
+                fresh.unlink()
+        self._sweep_up()
+        return manifest
+
+    def rollback(self) -> Manifest:
+        """Put the manifest before the last change back; what it says now. Needs no room on the disk."""
+        now = self.manifest
+        if self._began is None or now is None or now.before is None:
+            raise StoreError(f"{self.folder.path} has no change that could be undone")
+        if self.folder.note(self._began) is not None:
+            raise StoreError(f"{self.folder.path}: only the last change can be undone, and it has been")
+        content = self.folder.read(now.before)
+        back = parse(content, now.before.name)
+        for file in back.files():
+            self.folder.read(file)
+        noted = back.before is None or self._note(content)
+        self.folder.after(content).unlink(missing_ok=True)  # what followed it once
+        self._replace(self._files / now.before.name, content)
+        self._sweep_up()
+        if not noted:  # now there is room
+            with suppress(OSError):
+                self._note(content)
+        return back
+
+    def _note(self, content: bytes) -> bool:
+        """Note that there is no way back from a manifest, if there is room."""
+        try:
+            self._write(undone_note(content), "json")
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+        return True
+
+    def _replace(self, fresh: Path, content: bytes) -> None:
+        """Have a file that is written, the manifest with this content, take the position of the one it began from."""
+        shown = self.folder.path / MANIFEST
+        sync_names(self._files)
+        if self._began is None:
+            self._link(fresh, shown)
+            self._settle(shown)
+            return
+        following = self.folder.after(self._began)
+        self._link(fresh, following)
+        if self._is_too_late(following):
+            following.unlink(missing_ok=True)
+            raise self._too_late()
+        self._settle(following)
+
+    def _settle(self, committed: Path) -> None:
+        """What is left to do when a change is committed."""
+        shown = self.folder.path / MANIFEST
+        try:
+            sync_names(self._files)
+            if committed != shown:
+                with suppress(FileNotFoundError):  # another process has done so
+                    committed.replace(shown)
+            sync_names(self.folder.path)
+            for file, content in self._put.items():
+                if not os.path.lexists(self._files / file.name):  # swept by a process that no lock kept out
+                    write_whole(self._files / file.name, content)
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder.path} was changed, but a power failure may still undo it: {reason(error)}"
+            ) from error
+
+    def _link(self, fresh: Path, to: Path) -> None:
+        """Of several processes that do this at once one succeeds."""
+        try:
+            os.link(fresh, to)
+        except FileExistsError as error:
+            raise self._too_late() from error
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            self._require_unchanged()  # all that can be done where the file system has no hard links
+            write_whole(to, fresh.read_bytes())
+
+    def _require_unchanged(self) -> None:
+        now = self.folder.manifest_bytes() if self.folder.exists() else None
+        if now != self._began:
+            raise self._too_late()
+
+    def require_not_overtaken(self, error: Exception) -> None:
+        """Where another process has made a change, that is why something is missing."""
+        try:
+            self._require_unchanged()
+        except StoreError as overtaken:
+            raise overtaken from error
+
+    def _is_too_late(self, following: Path) -> bool:
+        """Whether another manifest had followed the one it began from, so that nothing leads to this one.
+
+        Where a process has gone on from this one already, it has renamed the link.
+        """
+        return self.folder.shown() != self._began and os.path.lexists(following)
+
+    def _too_late(self) -> StoreError:
+        if self._began is None:
+            return StoreError(f"{self.folder.path} is a model directory already: open it")
+        return StoreError(
+            f"{self.folder.path} was changed by another process meanwhile, and this change was not made: try it again"
+        )
+
+    # --- sweeping --------------------------------------------------------------------------------------------
+
+    def _sweep_up(self) -> None:
+        """Remove what is needed no more; what stays behind is swept the next time."""
+        with suppress(OSError):
+            (self.folder.path / UNFINISHED).unlink(missing_ok=True)
+            self._sweep(self._named)
+        if not self._way_back:
+            self.folder.sign()  # there is room again
+
+    def _named(self) -> set[str]:
+        """What the manifest names, and the one before it."""
+        content = self.folder.manifest_bytes()
+        now = parse(content, MANIFEST)
+        kept = {file.name for file in now.files()} | {File.of(undone_note(content), "json").name}
+        if now.before is not None:
+            kept.add(now.before.name)
+            with suppress(StoreError):
+                kept |= {file.name for file in parse(self.folder.read(now.before), "").files()}
+        return kept
+
+    def _sweep(self, named: Callable[[], set[str]]) -> None:
+        """Remove our files that are not named; files that others put there stay.
+
+        They are moved aside first: what a process names that committed meanwhile goes back.
+        """
+        kept, aside = named(), {}
+        for path in [*self._files.iterdir()]:
+            if OURS.fullmatch(path.name) and path.name not in kept:
+                with suppress(OSError):  # such as a folder in its position: the others go
+                    if path.name.startswith("."):
+                        path.unlink()
+                    else:
+                        aside[path] = path.rename(temporary(path))
+        try:
+            kept = named()
+        except (OSError, StoreError):
+            kept = {path.name for path in aside}
+        for path, moved in aside.items():
+            with suppress(OSError):
+                if path.name in kept:
+                    moved.rename(path)
+                else:
+                    moved.unlink()
+
+    # --- room ------------------------------------------------------------------------------------------------
+
+    def spend_way_back(self) -> None:
+        """This change makes the directory smaller: on a full disk it may give up the way back."""
+        self._spends_way_back = True
+
+    def refusal(self, error: OSError) -> StoreError:
+        """What to say of a change that failed, and what it has cost; that is noted for `verify`, if there is room."""
+        same = f"{self.folder.path} cannot be written, and is as it was"
+        if self._way_back or self._began is None:
+            return StoreError(f"{same}: {reason(error)}")
+        with suppress(OSError):
+            self._sweep(self._needed(parse(self._began, MANIFEST)))  # what was put
+            self._note(self._began)
+        return StoreError(f"{same}, but without a way back: {reason(error)} (removing the last task needs none)")
+
+    def _with_room(self, write: Callable[[], Done]) -> Done:
+        try:
+            return write()
+        except OSError as error:
+            now = self.manifest
+            if error.errno not in FULL or not self._spends_way_back or not self._way_back or now is None:
+                raise
+        self._way_back = False
+        with suppress(OSError):
+            os.truncate(self.folder.path / LOCK, 0)  # which may have a block of its own
+        with suppress(OSError):
+            self._sweep(self._needed(now, *self._put))
+        return write()
+
+    def _needed(self, manifest: Manifest, *files: File) -> Callable[[], set[str]]:
+        names = {file.name for file in (*manifest.files(), *files)}
+        return lambda: names
