@@ -41,6 +41,12 @@ def parts(found: files.Labelled, scaling: Mapping[str, Any] | None) -> Callable[
     return lambda rows: TensorData(inputs, rows, found.labels[rows], classes)
 
 
+def cut(rows: Tensor, labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Some of the rows, without a share of each class, and that share."""
+    left, taken = files.hold_out(labels[rows], share, seed)
+    return rows[left], rows[taken]
+
+
 def usual_batch(examples: int) -> int:
     """64, or less where an epoch would have fewer than 20 steps: a mask needs hundreds of them."""
     return max(8, min(64, 1 << max(examples // 20, 1).bit_length() - 1))

@@ -22,7 +22,7 @@ from exssnet.store.card import Card, identity, of_network, renamed, with_task, w
 from exssnet.store.change import Change
 from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder
 from exssnet.store.held_out import source_of
-from exssnet.store.learning import fitting_scaling, parts, usual_batch, usual_epochs
+from exssnet.store.learning import cut, fitting_scaling, parts, usual_batch, usual_epochs
 from exssnet.store.manifest import AUTO, File, Manifest
 from exssnet.store.measured import measure, written
 from exssnet.store.plan import Plan, plan
@@ -109,8 +109,9 @@ class StoredModel(Reader):
 
         `data` is a folder of images with a sub-folder per class, a .parquet, .npz, .npy or .csv file (`label` names
         its column of labels, `labels` a second array), or what `Model.learn` takes; `classes` are then their names.
-        A share is `held_out` to measure the accuracy, and never trained on. Without a `batch_size`, few examples are
-        learned in small batches; `epochs` are 15 for the mask and 15 for its weights, or for a table of few rows more.
+        A share is `held_out` to measure the accuracy, and never trained on; `select="best"` chooses each phase's best
+        epoch on as large a share of what is left. Without a `batch_size`, few examples are learned in small batches;
+        `epochs` are 15 for the mask and 15 for its weights, or for a table of few rows more.
         """
         check_name(name)
         check_method(self.base.method)
@@ -123,6 +124,9 @@ class StoredModel(Reader):
         self.require_whole()
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
+        chooses = rest  # the part on which every epoch is measured
+        if select == "best":  # that measure chooses an epoch, so it says too much of it: the rest is for the report
+            train, chooses = cut(train, found.labels, held_out, self.base.seed)
         scaling, source = fitting_scaling(found, train, cards), source_of(found, held_out)
         part = parts(found, scaling)
         batch_size = usual_batch(len(train)) if batch_size is None else batch_size
@@ -131,13 +135,13 @@ class StoredModel(Reader):
             model = change.model
             model.network.set_density(self.base.density if density is None else density)
             used = model.network.bank.used.clone()
-            validation = part(rest) if len(rest) else None
+            validation = part(chooses) if len(chooses) else None
             learned = model.learn(
                 name, part(train), epochs, validation=validation,
                 classes=len(found.classes), lr=lr, weight_lr=weight_lr, batch_size=batch_size, optimizer=optimizer,
                 weight_decay=weight_decay, select=select, listener=listener,
             )  # fmt: skip
-            accuracy = model.evaluate(validation, name) if validation is not None else None
+            accuracy = model.evaluate(part(rest), name) if len(rest) else None
             card: dict[str, Any] = {
                 "labels": list(found.classes), "label": label, "recipe": dict(found.recipe), "scaling": scaling,
                 "accuracy": accuracy, "examples": len(train), "held_out": len(rest),
@@ -145,6 +149,7 @@ class StoredModel(Reader):
                     "method": self.base.method, "density": model.network.density, "epochs": list(epochs), "lr": lr,
                     "weight_lr": weight_lr, "batch_size": batch_size, "optimizer": optimizer,
                     "weight_decay": weight_decay, "select": select,
+                    "selected_on": len(chooses) if select == "best" else 0,
                 },
                 "date": datetime.now(UTC).isoformat(timespec="seconds"), "source": source,
             }  # fmt: skip
