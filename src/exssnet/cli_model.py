@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exssnet.cli_values import imported, numbers, pairs
 from exssnet.console import print_json, say, stoppable, stored, tell
 from exssnet.errors import InputError
 from exssnet.store.manifest import AUTO
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from exssnet.data.files import Labelled
     from exssnet.store.model import StoredModel
 
 app = typer.Typer()
-MOST_NUMBERS = 10**8  # of one example
 
 Where = Annotated[Path, typer.Argument(metavar="MODEL", help="The model directory.")]
 Task = Annotated[str, typer.Option("--task", help="The task's name.")]
@@ -39,8 +35,10 @@ PANEL = "Model directories"
 class Export(StrEnum):
     """What `exssnet export` can write."""
 
+    SAFETENSORS = "safetensors"
     TORCH = "torch"
     ONNX = "onnx"
+    PT2 = "pt2"
     MODEL = "model"
 
 
@@ -126,14 +124,14 @@ def learn(
             check_method(method)
         if epochs is not None and epochs < 1:
             raise InputError(f"epochs is {epochs}: give at least 1")
-        module = _imported(network)
+        module = imported(network)
         own = None if private is None else private.split(",")
         given = _asked(width=width, method=method, seed=seed, init=init, private=own)
         source: Path | Labelled = data
         if Folder(path).exists():
             model = StoredModel.open(path, module, device)
             base = model.base.json() | {"network": network if module is not None else model.base.network}
-            wanted = _numbers(shape)
+            wanted = numbers(shape)
             asked = given | _asked(input=wanted and list(wanted), network=network)
             if set(asked.get("private", ())) == set(base["private"]):  # in whatever order
                 asked["private"] = base["private"]
@@ -142,7 +140,7 @@ def learn(
                 now = ", ".join(f"{name} {base[name]}" for name in other)
                 raise InputError(f"--{', --'.join(other)} can only be set when a model is created: {path} has {now}")
         else:
-            source = read_labelled(data, _numbers(shape), label=label, labels=labels)
+            source = read_labelled(data, numbers(shape), label=label, labels=labels)
             takes = tuple(source.inputs.shape[1:])
             chosen = module if module is not None else network
             model = StoredModel.begin(
@@ -178,38 +176,6 @@ def _kept(path: Path, task: str) -> str:
     return f"{path} is as it was, without '{task}': the same command begins again"
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        numbers = tuple(int(number) for number in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1 or prod(numbers) > MOST_NUMBERS:
-        raise InputError(f"input is '{text}': give whole numbers from 1 with commas, for example 3,32,32")
-    return numbers
-
-
-def _imported(network: str | None) -> nn.Module | None:
-    """The user's own module, if they name one: package.module:factory."""
-    if network is None or ":" not in network:
-        return None
-    from importlib import import_module
-
-    from torch import nn
-
-    place, _, factory = network.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = getattr(import_module(place), factory)()
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"network {network} cannot be made: {why}") from error
-    if not isinstance(module, nn.Module):
-        raise InputError(f"network {network} gives a {type(module).__name__}: it must give a torch.nn.Module")
-    return module
-
-
 def _open(path: Path, network: str | None = None, device: str | None = None) -> StoredModel:
     from exssnet.store.model import StoredModel
 
@@ -217,7 +183,7 @@ def _open(path: Path, network: str | None = None, device: str | None = None) -> 
         raise InputError(
             f"network is '{network}': give package.module:factory; built-in networks are known by the model"
         )
-    return StoredModel.open(path, _imported(network), device)
+    return StoredModel.open(path, imported(network), device)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -291,25 +257,12 @@ def evaluate(
     if task == AUTO:
         if labels is not None:
             raise InputError("--labels belongs to one task: with --task auto give .npz files")
-        found = ask.evaluate_routed(model, _pairs(data), rule, label, threshold)
+        found = ask.evaluate_routed(model, pairs(data), rule, label, threshold)
     elif len(data) == 1:
         found = [ask.evaluate(model, Path(data[0]), task, label, labels)]
     else:
         raise InputError("give --data once, or --task auto with --data TASK=FILES for every task")
     terminal_model.print_accuracies(found, as_json)
-
-
-def _pairs(data: list[str]) -> dict[str, Path]:
-    """TASK=FILES of every task."""
-    found: dict[str, Path] = {}
-    for entry in data:
-        name, _, files = entry.partition("=")
-        if not name or not files:
-            raise InputError(f"--data {entry}: with --task auto write TASK=FILES, for example animals=animals/")
-        if name in found:
-            raise InputError(f"--data names task '{name}' twice: give each once")
-        found[name] = Path(files)
-    return found
 
 
 @app.command(rich_help_panel=PANEL)
@@ -319,7 +272,7 @@ def verify(path: Where, network: Own = None, as_json: AsJson = False) -> None:
     from exssnet.store.folder import Folder
     from exssnet.store.verify import verify as check
 
-    report = check(Folder(path), _imported(network))
+    report = check(Folder(path), imported(network))
     terminal_model.print_report(report, path, as_json)
     if not report.verified:
         raise typer.Exit(1)
@@ -371,24 +324,38 @@ def export(
     path: Where,
     task: Task,
     out: Annotated[Path, typer.Option(help="The file, or the directory, to write.")],
-    format: Annotated[Export, typer.Option(help="A state_dict, ONNX, or a directory.")] = Export.TORCH,
+    format: Annotated[
+        Export,
+        typer.Option(
+            help="A state_dict (safetensors, torch), a program that takes raw inputs (onnx, pt2), a directory."
+        ),
+    ] = Export.SAFETENSORS,
     network: Own = None,
 ) -> None:
     """Write one task on its own."""
     _open(path, network).export(task, out, format)
+    state = format in (Export.SAFETENSORS, Export.TORCH)
     with stored(f"{out} is written"):
-        say(f"wrote {out}" + (f", and {out}.json with labels and scaling" if format is Export.TORCH else ""))
+        say(f"wrote {out}" + (f", and {out}.json with labels and scaling" if state else ""))
 
 
 @app.command("import", rich_help_panel=PANEL)
 def import_(
     path: Where,
-    source: Annotated[Path, typer.Option("--from", help="A model directory with the same base.")],
-    task: Task,
+    source: Annotated[
+        Path, typer.Option("--from", help="A model directory with the same base, or a task exported as safetensors.")
+    ],
+    task: Annotated[str | None, typer.Option("--task", help="The task's name, of a directory.")] = None,
     name: Annotated[str | None, typer.Option("--as", help="Its name here.", show_default="the same")] = None,
     network: Own = None,
 ) -> None:
-    """Add a task from another model directory with the same base."""
-    _open(path, network).import_task(_open(source, network), task, name)
-    with stored(f"'{name or task}' is imported"):
-        say(f"imported {name or task}; all tasks verified unchanged")
+    """Add a task from another model directory with the same base, or one that `export` wrote."""
+    model = _open(path, network)
+    if source.is_file():
+        if task is not None:
+            raise InputError(f"--task is for a directory, but {source} is one task: leave it out")
+        name = model.import_task(source, None, name)
+    else:
+        name = model.import_task(_open(source, network), task, name)
+    with stored(f"'{name}' is imported"):
+        say(f"imported {name}; all tasks verified unchanged")

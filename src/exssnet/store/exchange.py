@@ -1,7 +1,8 @@
-"""Tasks in and out of a directory: as a plain module, as ONNX, as a directory of its own, from another directory."""
+"""Tasks out of a directory and into it: as a state_dict, a whole program or a directory, from a file or a directory."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import warnings
@@ -15,82 +16,78 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from exssnet.errors import InputError, StoreError
+from exssnet import parse
+from exssnet.core.proof import digests_of
+from exssnet.disk import write_whole
+from exssnet.errors import InputError, ParseError, StoreError
+from exssnet.store import card as cards
+from exssnet.store.baked import baked, scaling_of, state_of
 
 if TYPE_CHECKING:
+    from exssnet.core.network import MaskedNetwork
     from exssnet.store.model import StoredModel
 
-FORMATS = ("torch", "onnx", "model")
+STATES = ("safetensors", "torch")  # files of a state_dict, with a .json beside them
+FORMATS = (*STATES, "onnx", "pt2", "model")
 TOLERANCE = 1e-4  # between PyTorch and onnxruntime, relative to the largest output
-
-
-class Exported(nn.Module):
-    """A task's network with its scaling in front: raw inputs in, logits out."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, network: nn.Module, scaling: Mapping[str, Any] | None, inputs: int) -> None:
-        super().__init__()
-        self.network = network
-        found: dict[str, Any] = {"scale": 1.0, "mean": [0.0], "std": [1.0]} | dict(scaling or {})
-        shape = (-1, *[1] * (inputs - 1))  # per channel of an image, per column of a table
-        self.scale = float(found["scale"])
-        self.register_buffer("mean", torch.tensor(found["mean"]).view(shape))
-        self.register_buffer("std", torch.tensor(found["std"]).view(shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scaled = x if x.dtype == torch.int64 else (x.float() * self.scale - self.mean) / self.std
-        out: Tensor = self.network(scaled)
-        return out
+MOST_BYTES = 2**36  # of an exported file
+RAW, SCALED = "raw", "scaled"
 
 
 def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
     """Write one task on its own; the module that computes it from raw inputs."""
     if form not in FORMATS:
         raise InputError(f"format is '{form}': choose one of {', '.join(FORMATS)}")
-    if path.exists():
-        raise InputError(f"{path} is there already: choose another name, or remove it")
     beside = path.with_name(f"{path.name}.json")  # what a state_dict does not say
-    if form == "torch" and beside.exists():
-        raise InputError(f"{beside} is there already: choose another name, or remove it")
+    for there in (path, beside) if form in STATES else (path,):
+        if there.exists():
+            raise InputError(f"{there} is there already: choose another name, or remove it")
     card = model.card(task)
-    network = _whole(model.bake(task)).cpu()
-    module = Exported(network, card["scaling"] or _unit(card), len(card["recipe"]["shape"])).eval()
+    module = model.bake(task).cpu()
     if form == "model":
         _as_directory(model, task, path)
         return module
-    content = _state(network) if form == "torch" else _as_onnx(module, card["recipe"], _facts(model, task))
+    told = _facts(model, task)
+    content = {
+        "safetensors": lambda: save(state_of(module)), "torch": lambda: _as_torch(module),
+        "onnx": lambda: _as_onnx(module, card, told), "pt2": lambda: _as_program(module, card, told),
+    }[form]()  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        if form == "torch":
-            beside.write_text(json.dumps(_facts(model, task), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        if form in STATES:
+            more = {"inputs": SCALED, "scaling": scaling_of(card)} if scaling_of(card) else {"inputs": RAW}
+            known = {
+                "card": card | {"source": None},
+                "base": {"first": model.base.first, "structure": list(model.base.structure)},
+            }
+            write_whole(beside, (json.dumps(told | more | known, indent=1, ensure_ascii=False) + "\n").encode())
+        write_whole(path, content)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
 
 
-def load_exported(path: str | Path) -> Exported:
-    """The module of a task that was exported as `torch`, from raw inputs to logits; of a built-in network."""
+def load_exported(path: str | Path) -> nn.Module:
+    """The module of a task that was exported as `safetensors`, from raw inputs to logits; of a built-in network."""
     from exssnet.models import build
 
     path = Path(path)
-    try:
-        told = json.loads(path.with_name(f"{path.name}.json").read_text("utf-8"))
-        state = load(path.read_bytes())
-    except (OSError, ValueError, SafetensorError) as error:
-        raise StoreError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    told, state = _read(path)
     if told["network"] is None:
         raise InputError(f"{path} is of a network of your own: put the state_dict into it yourself")
     network = build(told["network"], told["input"], len(told["labels"]), told["width"])
     network.load_state_dict(state)
-    return Exported(network, told["scaling"], len(told["input"])).eval()
+    return baked(network.eval(), {"scaling": told.get("scaling", {}), "recipe": told["recipe"]}, True)
 
 
-def _state(network: nn.Module) -> bytes:
-    """The state_dict; tied tensors are in it under each of their names."""
-    return save({name: tensor.clone().contiguous() for name, tensor in network.state_dict().items()})
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What is told of an exported task, and its state_dict."""
+    try:
+        told = parse.json_file(path.with_name(f"{path.name}.json"), dict[str, Any])
+        return told, load(parse.read_safetensors(path, MOST_BYTES))
+    except (OSError, ParseError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise StoreError(f"{path} cannot be read as a task exported as safetensors: {why}") from error
 
 
 def _facts(model: StoredModel, task: str) -> dict[str, Any]:
@@ -99,45 +96,49 @@ def _facts(model: StoredModel, task: str) -> dict[str, Any]:
     return {
         "task": task, "labels": list(found.labels), "accuracy": found.accuracy, "network": base.network,
         "width": base.width, "input": list(found.card["recipe"]["shape"]), "recipe": found.card["recipe"],
-        "scaling": found.card["scaling"] or _unit(found.card), "digest": found.digest,
+        "digest": found.digest,
     }  # fmt: skip
 
 
-def _unit(card: Mapping[str, Any]) -> dict[str, Any]:
-    """How examples in memory are scaled: not at all, but for images in bytes."""
-    return {"scale": 1 / 255} if card["recipe"].get("dtype") == "uint8" else {}
+def _as_torch(module: nn.Sequential) -> bytes:
+    """For `torch.load(path, weights_only=True)`."""
+    content = io.BytesIO()
+    torch.save(state_of(module), content)
+    return content.getvalue()
 
 
-def _whole(module: nn.Module) -> nn.Module:
-    """With zeros for the counters that a baked module leaves without storage: nothing reads them."""
-    for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            if buffer.is_meta:
-                part._buffers[name] = torch.zeros_like(buffer, device="cpu")
-    return module
+def _as_program(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+    """For `torch.export.load(path).module()`: the computation itself, which needs nobody's classes."""
+    program = torch.export.export(
+        module, (_inputs(2, card),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
+    )  # fmt: skip
+    content = io.BytesIO()
+    facts = json.dumps({**told, "inputs": RAW}, ensure_ascii=False)
+    torch.export.save(program, content, extra_files={"exssnet.json": facts})
+    return content.getvalue()
 
 
-def _as_onnx(module: Exported, recipe: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+def _as_onnx(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
     try:
         import onnx
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install 'exssnet[onnx]'") from error
-    batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter warns of its own
         program = torch.onnx.export(
-            module, (_inputs(2, recipe, module.scale),), dynamo=True, verbose=False, input_names=["input"],
-            output_names=["logits"], dynamic_shapes=({0: batch},),
+            module, (_inputs(2, card),), dynamo=True, verbose=False, input_names=["input"],
+            output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
         )  # fmt: skip
     assert program is not None
     found = program.model_proto
-    for key, value in told.items():
-        found.metadata_props.append(onnx.StringStringEntryProto(key=key, value=json.dumps(value, ensure_ascii=False)))
+    for key, value in {**told, "inputs": RAW}.items():
+        text = value if key == "inputs" else json.dumps(value, ensure_ascii=False)
+        found.metadata_props.append(onnx.StringStringEntryProto(key=key, value=text))
     content: bytes = found.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    asked = _inputs(3, recipe, module.scale)
+    asked = _inputs(3, card)
     with torch.no_grad():
         wanted = module(asked)
     (answer,) = session.run(["logits"], {"input": asked.numpy()})
@@ -147,12 +148,13 @@ def _as_onnx(module: Exported, recipe: Mapping[str, Any], told: Mapping[str, Any
     return content
 
 
-def _inputs(rows: int, recipe: Mapping[str, Any], scale: float) -> Tensor:
+def _inputs(rows: int, card: Mapping[str, Any]) -> Tensor:
     """Raw inputs by chance; of indices, of which the largest is not known, zeros and ones."""
-    draw = torch.Generator().manual_seed(rows)
+    draw, recipe = torch.Generator().manual_seed(rows), card["recipe"]
     shape = (rows, *recipe["shape"])
     if recipe.get("dtype") == "int64":
         return torch.randint(0, 2, shape, generator=draw)
+    scale: float = scaling_of(card).get("scale", 1.0)
     return torch.rand(shape, generator=draw) / scale
 
 
@@ -173,19 +175,59 @@ def _as_directory(model: StoredModel, task: str, path: Path) -> None:
     from exssnet.store.model import StoredModel
 
     alone = StoredModel.with_base(path, model)
-    adopt(alone, model, task, task)
+    adopt(alone, model, task, task, source=False)
 
 
-def adopt(model: StoredModel, other: StoredModel, task: str, name: str) -> None:
-    """Add a task of another directory with the same base."""
-    if (model.base.first, model.base.structure) != (other.base.first, other.base.structure):
-        raise InputError(f"{other.path} has another base than {model.path}: its tasks cannot be shared")
+def adopt(model: StoredModel, other: StoredModel, task: str, name: str, source: bool = True) -> None:
+    """Add a task of another directory with the same base; without its `source` where it may leave this machine."""
+    _require_base(model, other.path, other.base.first, other.base.structure)
     found = other.answering(task).network
     card = other.card(task)
     lender = card["task"]["lender"]
     if lender not in [one.name for one in model.tasks] or model.task(lender).digest != other.task(lender).digest:
         card = card | {"task": card["task"] | {"lender": None}}  # not here, or another one of that name
+    if not source:
+        card = card | {"source": None}
     mask = found.mask(task)
     masked = torch.cat([tensor.reshape(-1) for tensor in found.effective(task).values()])
     private = {key: tensor.clone() for key, tensor in found.task(task).private.items()}
     model.adopt(card, name, mask, masked, private)
+
+
+def adopt_file(model: StoredModel, path: Path, name: str | None) -> str:
+    """Add a task that was exported as `safetensors` from a directory with the same base; its name."""
+    told, state = _read(path)
+    if not isinstance(told.get("card"), dict) or not isinstance(told.get("base"), dict):
+        raise StoreError(f"{path}.json does not say what its task was learned on: export it again")
+    _require_base(model, path, told["base"].get("first"), told["base"].get("structure"))
+    card = cards.parse(json.dumps(told["card"]).encode(), f"the card in {path}.json")
+    network = model.model.network
+    digests = card["task"]["digests"]
+    own = {key: tensor for key, tensor in state.items() if key in digests}
+    if digests_of(own) != digests or cards.identity(card) != card["digest"]:
+        raise StoreError(f"{path} does not hold the task that {path.name}.json tells of: export it again")
+    _require_shapes(network, own, card["task"]["classes"], path)
+    masked = network.layout.vector(own)
+    private = {key: tensor for key, tensor in own.items() if key not in network.layout.names}
+    card = card | {"task": card["task"] | {"lender": None}}
+    name = name or str(card["task"]["name"])
+    model.adopt(card, name, masked != 0, masked, private)  # a weight of zero is as good as one outside the mask
+    return name
+
+
+def _require_shapes(network: MaskedNetwork, own: Mapping[str, Tensor], classes: int, path: Path) -> None:
+    """Refuse tensors that the network could not run with, though they are those of the card."""
+    start = network.start_private("", classes)
+    wanted = {layer.name: layer.shape for layer in network.layout.layers}
+    wanted |= {name: tuple(tensor.shape) for name, tensor in start.items()}
+    needed = wanted.keys() - network.buffers.keys()
+    kinds = {name: start[name].dtype if name in start else network.weights.dtype for name in wanted}
+    found = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    other = [n for n in found if found[n] != wanted.get(n) or own[n].dtype != kinds[n]] or sorted(needed - found.keys())
+    if other:
+        raise StoreError(f"{path}: '{other[0]}' is not as the network has it")
+
+
+def _require_base(model: StoredModel, where: Path, first: object, structure: object) -> None:
+    if first != model.base.first or not isinstance(structure, list | tuple) or tuple(structure) != model.base.structure:
+        raise InputError(f"{where} has another base than {model.path}: its tasks cannot be shared")

@@ -253,12 +253,18 @@ class StoredModel(Reader):
             change.add(f"import {name}", card, coded)
         return self.task(name)
 
-    def import_task(self, other: StoredModel, task: str, name: str | None = None) -> None:
-        """Add a task of another directory that has the same base."""
+    def import_task(self, other: StoredModel | str | Path, task: str | None = None, name: str | None = None) -> str:
+        """Add a task of another directory, or one that was exported as safetensors, of the same base; its name here."""
+        if isinstance(other, str | Path):
+            return exchange.adopt_file(self, Path(other), name)
+        if task is None:
+            raise InputError(f"name a task of {other.path}: it has {', '.join(one.name for one in other.tasks)}")
         exchange.adopt(self, other, task, name or task)
+        return name or task
 
-    def export(self, task: str, path: str | Path, form: str = "torch") -> nn.Module:
-        """Write one task on its own: `torch` (a state_dict in safetensors), `onnx`, or `model` (a directory).
+    def export(self, task: str, path: str | Path, form: str = "safetensors") -> nn.Module:
+        """Write one task on its own: `safetensors` or `torch` (a state_dict, and a .json that says how its inputs are
+        scaled), `onnx` or `pt2` (the whole computation, from raw inputs), or `model` (a directory).
 
         Returns the task's module, from raw inputs to logits.
         """

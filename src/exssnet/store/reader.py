@@ -21,6 +21,7 @@ from exssnet.errors import InputError, StoreError
 from exssnet.model import Model
 from exssnet.store import tasks as task_files
 from exssnet.store.auto import Found, find
+from exssnet.store.baked import baked
 from exssnet.store.base import Base
 from exssnet.store.card import Card, identity, of_network, parse
 from exssnet.store.folder import Folder, Missing
@@ -340,9 +341,9 @@ class Reader:
                 shares |= {task: measured.share(task) for task in measured.found}
         return shares
 
-    def bake(self, task: str) -> nn.Module:
-        """A plain module that computes what the task's subnetwork computes, from scaled inputs."""
-        return self.answering(task).bake(task)
+    def bake(self, task: str) -> nn.Sequential:
+        """An ordinary torch module, from raw inputs as `predict` takes them to logits; see `store/baked.py`."""
+        return baked(self.answering(task).bake(task), self.card(task), self.base.network is not None)
 
     def _inputs(self, x: Array, task: str) -> Tensor:
         return prepared(checked(x), self.card(task)["scaling"])

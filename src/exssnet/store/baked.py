@@ -1,0 +1,60 @@
+"""A task as an ordinary torch module that takes what `predict` takes, and needs nothing of this package to be loaded.
+
+It is an `nn.Sequential` of a scaling and a network. The network is the module of the user's own. Where it is one of
+ours, whose class lives here, it is the same layers as a `torch.fx.GraphModule`, and so is the scaling.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+Scaling = Mapping[str, Any]
+
+
+def baked(network: nn.Module, card: Mapping[str, Any], ours: bool) -> nn.Sequential:
+    """Raw inputs to logits, for the network that was baked of a task; `ours` where it is a built-in one."""
+    parts = OrderedDict(
+        scaling=scaling_layer(scaling_of(card), card["recipe"], network),
+        network=fx.symbolic_trace(network) if ours else network,
+    )
+    return nn.Sequential(parts).eval()
+
+
+def scaling_of(card: Mapping[str, Any]) -> dict[str, Any]:
+    """How raw inputs are scaled; examples in memory only where they are images in bytes."""
+    if card["scaling"] is not None:
+        return dict(card["scaling"])
+    return {"scale": 1 / 255} if card["recipe"].get("dtype") == "uint8" else {}
+
+
+def scaling_layer(scaling: Scaling, recipe: Mapping[str, Any], network: nn.Module) -> nn.Module:
+    """`(x.float() · scale − mean) / std` as a module of plain operators; indices, such as tokens, stay as they are."""
+    if recipe.get("dtype") == "int64":
+        return nn.Identity()
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    found: dict[str, Any] = {"scale": 1.0, "mean": [0.0], "std": [1.0]} | dict(scaling)
+    shape = (-1, *[1] * (len(recipe["shape"]) - 1))  # per channel of an image, per column of a table
+    constants = nn.Module()
+    constants.register_buffer("scale", torch.tensor(found["scale"], device=like.device))
+    for name in ("mean", "std"):
+        constants.register_buffer(name, torch.tensor(found[name], dtype=torch.float32, device=like.device).view(shape))
+    graph = fx.Graph()
+    x: Any = graph.call_method("float", (graph.placeholder("x"),))
+    for operation, name in ((operator.mul, "scale"), (operator.sub, "mean"), (operator.truediv, "std")):
+        x = graph.call_function(operation, (x, graph.get_attr(name)))
+    if like.dtype == torch.float64:
+        x = graph.call_method("double", (x,))
+    graph.output(x)
+    return fx.GraphModule(constants, graph, "Scaling")
+
+
+def state_of(module: nn.Sequential) -> dict[str, Tensor]:
+    """The network's state_dict on the CPU; tied tensors are in it under each of their names."""
+    network = module.get_submodule("network")
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
