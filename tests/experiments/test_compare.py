@@ -65,6 +65,13 @@ def test_one_common_seed_gives_no_interval_and_no_method_to_compare_with_no_colu
     assert "vs si: mean difference" in FORMATS["text"](rows(folder, against="si")).replace("\n", " ")
 
 
+def test_names_that_look_like_markup_are_shown_as_they_are(put):
+    put("[red]er", [80.0, 82.0])
+    shown = FORMATS["text"](rows(put("exssnet", [90.0, 92.0]), against="[red]er"))
+    assert [line.split()[0] for line in shown.splitlines() if "±" in line][:2] == ["exssnet", "[red]er"]
+    assert "vs [red]er" in shown.partition("exssnet ")[0]  # in the heading
+
+
 def test_a_method_with_several_heads_is_compared_with_by_name_and_head(put):
     put("er", [80.0, 82.0], config={"head": "task"})
     put("er", [70.0, 71.0], place="b", config={"head": "masked-test"})

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exssnet.console import rich_console
 from exssnet.experiments.compare import Row, Spread
 
 WIDTH = 80  # columns of a terminal
@@ -43,8 +43,8 @@ Cells = dict[str, Cell]  # by column
 
 def text(rows: Sequence[Row]) -> str:
     """Blocks for people; where there is no terminal no cell is folded."""
-    terminal = Console().is_terminal
-    console = Console() if terminal else Console(width=1000)
+    terminal = rich_console().is_terminal
+    console = rich_console() if terminal else rich_console(width=1000)
     room = console.width if terminal else WIDTH
     with console.capture() as captured:
         for title, block in [(OVERVIEW, []), *_blocks(rows)]:

@@ -200,7 +200,7 @@ class _Run:
         if progress.get("made_with") != self._made_with():
             raise RunError(
                 f"{self.folder.path} was begun with other data, versions of torch or exssnet, or another GPU: "
-                f"delete the folder to start the run anew"
+                f"delete the folder to start the run again"
             )
         self.method.load_state(checkpoint.part(tensors, "method."), progress["method"])
         self.rows, self.seconds = progress["rows"], progress["seconds"]
