@@ -3,22 +3,13 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from sklearn.datasets import load_digits
 from tests.forks import Forks
 from tests.store.small import X
 from tests.store.test_golden import GOLDEN
-
-
-@pytest.fixture(scope="module")
-def exssnet() -> Iterator[Forks]:
-    forks = Forks()
-    yield forks
-    forks.close()
 
 
 def test_two_tasks_of_the_same_inputs_are_warned_of_and_unknown(exssnet: Forks, tmp_path: Path):
@@ -30,19 +21,18 @@ def test_two_tasks_of_the_same_inputs_are_warned_of_and_unknown(exssnet: Forks, 
         exssnet("learn", "model", "--task", name, "--data", f"{name}.npz", "--epochs", "10", cwd=tmp_path)
         for name in ("one", "other")
     ]
-    said = [re.sub(r"learning .*\n", "", done.stderr) for done in learned]
-    assert said[0] == ""
+    assert learned[0].said == ""
     warned = re.fullmatch(
         r"exssnet: of 36 held-out inputs of '(one|other)' (\d+) go to '(one|other)'"
         r"( \(and 1 more such pairs\))?: --task auto is not reliable here\n",
-        said[1],
+        learned[1].said,
     )
     assert warned is not None
     assert warned[1] != warned[3]
     assert int(warned[2]) > 36 * 0.15
 
     done = exssnet("predict", "model", "one.npz", "--task", "auto", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.said) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert np.mean([row[1] == "unknown" for row in rows]) > 0.9
     answers = json.loads(exssnet("predict", "model", "one.npz", "--task", "one", "--json", cwd=tmp_path).stdout)
@@ -57,7 +47,7 @@ def test_a_model_that_was_never_measured_answers_and_says_so(exssnet: Forks, tmp
     shutil.copytree(GOLDEN / "built-in", tmp_path / "model")
     np.save(tmp_path / "x.npy", X.numpy())
     done = exssnet("predict", "model", "x.npy", "--task", "auto", cwd=tmp_path)
-    assert done.stderr == (
+    assert done.said == (
         "exssnet: how well tasks are told apart was not measured in this model, so --task auto always answers; "
         "that is measured when a task is learned\n"
     )

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from errno import ENOSPC, EPIPE
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -66,6 +66,21 @@ def print_json(value: object, indent: int | None = None) -> None:
     """JSON on standard output, in ASCII where that cannot show all signs."""
     unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     print(json.dumps(value, indent=indent, ensure_ascii=not unicode))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns under their headings, to the right where those start with `>`; nothing is wrapped or cut."""
+    from rich.cells import cell_len
+
+    right = [heading.startswith(">") for heading in headings]
+    shown = [[printable(cell) for cell in row] for row in ([h.removeprefix(">") for h in headings], *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        cells = []
+        for cell, width, to_right in zip(row, widths, right, strict=True):
+            space = " " * (width - cell_len(cell))
+            cells.append(space + cell if to_right else cell + space)
+        print("  ".join(cells).rstrip())
 
 
 def rich_console(**options: Any) -> Console:

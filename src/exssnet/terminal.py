@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.table import Table
+from exssnet.console import print_table, say
 
-from exssnet.console import rich_console, say
-from exssnet.errors import printable
+NONE = "–"
 
 
 def print_names(descriptions: Mapping[str, str]) -> None:
@@ -29,27 +28,21 @@ def print_names(descriptions: Mapping[str, str]) -> None:
 
 def print_record(record: Mapping[str, Any], folder: Path) -> None:
     """One run: a row per task, then what it amounts to and where it lies."""
-    console = rich_console()
     sample = ", a miniature of the benchmark" if record["miniature"] else ""
-    title = printable(f"{record['method']} on {record['benchmark']}, seed {record['seed']}{sample}")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("task")
-    table.add_column("classes")
-    for heading in ("learned %", "at the end %", "overlap %"):
-        table.add_column(heading, justify="right")
-    table.add_column("starts from")
+    say(f"{record['method']} on {record['benchmark']}, seed {record['seed']}{sample}")
     matrix, overlaps = record["accuracy_matrix"], record["sparse_overlap"]
+    rows = []
     for i, classes in enumerate(record["class_order"]):
-        lender = (record["transfer"][i]["lender"] if record["transfer"] else None) or "–"
-        overlap = "–" if not overlaps or overlaps[i] is None else f"{100 * overlaps[i]:.1f}"
-        learned = "–" if matrix[i][i] is None or (matrix[0][0] is None and len(matrix) > 1) else f"{matrix[i][i]:.2f}"
-        table.add_row(str(i + 1), _classes(classes), learned, f"{matrix[-1][i]:.2f}", overlap, printable(lender))
-    console.print(table)
-    console.print(
+        lender = (record["transfer"][i]["lender"] if record["transfer"] else None) or NONE
+        overlap = NONE if not overlaps or overlaps[i] is None else f"{100 * overlaps[i]:.1f}"
+        learned = NONE if matrix[i][i] is None or (matrix[0][0] is None and len(matrix) > 1) else f"{matrix[i][i]:.2f}"
+        rows.append((str(i + 1), _classes(classes), learned, f"{matrix[-1][i]:.2f}", overlap, lender))
+    print_table(("task", "classes", ">learned %", ">at the end %", ">overlap %", "starts from"), rows)
+    say(
         f"average accuracy {record['average_accuracy']:.2f} %, forgetting {_two(record['forgetting'])}, "
-        f"{record['seconds']['total']:.1f} s on {printable(record['device'])}"
+        f"{record['seconds']['total']:.1f} s on {record['device']}"
     )
-    console.print(_proof(record))
+    say(_proof(record))
     say(f"run: {folder}")
 
 
@@ -73,27 +66,24 @@ def _proof(record: Mapping[str, Any]) -> str:
 
 def print_summary(records: Sequence[Mapping[str, Any]]) -> None:
     """Mean ± standard deviation over seeds, a row per method, and per head where a method has several."""
-    table = Table(title=f"{printable(records[0]['benchmark'])}, mean ± std over seeds", title_justify="left", box=None,
-                  pad_edge=False, padding=(0, 2, 0, 0))  # fmt: skip
     kinds = dict.fromkeys((record["method"], record["config"]["head"]) for record in records)
     several = len(kinds) > len({method for method, _ in kinds})
     left, accuracy = (("method", "head"), "accuracy %") if several else (("method",), "average accuracy %")
-    for heading in (*left, "seeds", accuracy, "forgetting", "overlap %", "seconds"):
-        table.add_column(heading, justify="left" if heading in left else "right")
+    rows = []
     for method, head in kinds:
         runs = [r for r in records if (r["method"], r["config"]["head"]) == (method, head)]
         overlaps = [100 * r["average_sparse_overlap"] for r in runs if r["average_sparse_overlap"] is not None]
-        table.add_row(
-            *((printable(method), printable(head).removesuffix("-test")) if several else (printable(method),)),
+        rows.append((
+            *((method, head.removesuffix("-test")) if several else (method,)),
             str(len(runs)),
             _spread([r["average_accuracy"] for r in runs]),
-            _spread([r["forgetting"] for r in runs]) if all(r["forgetting"] is not None for r in runs) else "–",
-            _spread(overlaps, 1) if overlaps else "–",
+            _spread([r["forgetting"] for r in runs]) if all(r["forgetting"] is not None for r in runs) else NONE,
+            _spread(overlaps, 1) if overlaps else NONE,
             _spread([r["seconds"]["total"] for r in runs], 1),
-        )
-    console = rich_console()
-    console.print()
-    console.print(table)
+        ))  # fmt: skip
+    print()
+    say(f"{records[0]['benchmark']}, mean ± std over seeds")
+    print_table((*left, ">seeds", f">{accuracy}", ">forgetting", ">overlap %", ">seconds"), rows)
 
 
 def _spread(values: Sequence[float], digits: int = 2) -> str:

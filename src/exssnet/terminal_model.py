@@ -8,10 +8,7 @@ from decimal import ROUND_DOWN, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-
-from exssnet.console import print_json, say
-from exssnet.errors import printable
+from exssnet.console import print_json, print_table, say
 from exssnet.store.auto import UNKNOWN
 from exssnet.store.plan import LayerPlan
 
@@ -59,7 +56,9 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
         )
         for task in tasks
     ]  # fmt: skip
-    _print(("task", ">classes", ">accuracy %", ">auto %", "lender", ">overlap %", ">trained", ">size", "date"), rows)
+    print_table(
+        ("task", ">classes", ">accuracy %", ">auto %", "lender", ">overlap %", ">trained", ">size", "date"), rows
+    )
     network = model.base.network or "a network of your own"
     size = sum(file.size for file in model.manifest.files())
     say(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
@@ -77,7 +76,7 @@ def print_answers(answers: Sequence[Answer], as_json: bool) -> None:
         print_json([asdict(answer) for answer in answers])
         return
     rows = [(answer.name, answer.label, f"{answer.probability:.3f}", _others(answer)) for answer in answers]
-    _print(("input", "label", ">probability", "then"), rows)
+    print_table(("input", "label", ">probability", "then"), rows)
 
 
 def print_routed(answers: Sequence[RoutedAnswer], as_json: bool) -> None:
@@ -95,7 +94,7 @@ def print_routed(answers: Sequence[RoutedAnswer], as_json: bool) -> None:
             )
         else:
             rows.append((answer.name, of.task, routing, of.label, f"{of.probability:.3f}", _others(of)))
-    _print(("input", "task", ">routing", "label", ">probability", "then"), rows)
+    print_table(("input", "task", ">routing", "label", ">probability", "then"), rows)
 
 
 def _others(answer: Answer) -> str:
@@ -117,7 +116,7 @@ def print_accuracies(found: Sequence[Accuracy], as_json: bool) -> None:
         (">accuracy of the rest %", lambda row: _two(row.answered_accuracy)),
     ]
     filled = [(name, cell) for name, cell in columns if any(cell(row) != NONE for row in found)]
-    _print([name for name, _ in filled], [[cell(row) for _, cell in filled] for row in found])
+    print_table([name for name, _ in filled], [[cell(row) for _, cell in filled] for row in found])
 
 
 def _two(share: float | None) -> str:
@@ -154,7 +153,7 @@ def print_plan(plan: Plan, as_json: bool) -> None:
          f"{layer.expected:,.0f}", f"{100 * layer.expected / layer.size:.1f}")
         for layer in [*plan.layers, LayerPlan("all", plan.size, plan.free, plan.expected)]
     ]  # fmt: skip
-    _print(("layer", ">weights", ">free", ">%", f">after {more}", ">%"), rows)
+    print_table(("layer", ">weights", ">free", ">%", f">after {more}", ">%"), rows)
     print(f"{more} at density {plan.density:g}, where they have little in common with the others:")
     print(f"  the mask of the last one overlaps {100 * plan.overlap:.0f} % with those before it")
     print(
@@ -180,16 +179,3 @@ def bytes_(size: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns under their headings, to the right where those start with `>`; nothing is wrapped or cut."""
-    right = [heading.startswith(">") for heading in headings]
-    shown = [[printable(cell) for cell in row] for row in ([h.removeprefix(">") for h in headings], *rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        cells = []
-        for cell, width, to_right in zip(row, widths, right, strict=True):
-            space = " " * (width - cell_len(cell))
-            cells.append(space + cell if to_right else cell + space)
-        print("  ".join(cells).rstrip())
