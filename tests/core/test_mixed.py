@@ -88,6 +88,22 @@ def test_every_row_gets_what_its_own_task_gives_it(kind: str, options: str):
     check()
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_no_row_is_given_a_class_that_its_task_does_not_have(kind: str):
+    """Heads are filled up with zeros: no answer where all of a task's own logits are below zero."""
+    net = network(kind)
+    heads = {f"{net.partition.head}.weight", f"{net.partition.head}.bias"}
+    for learned in net.tasks.values():
+        for name in heads & learned.private.keys():
+            learned.private[name].abs_().neg_()
+    draw = torch.Generator().manual_seed(0)
+    x = NETWORKS[kind][1](40, draw)
+    rows = {name: list(range(number, 40, 4)) for number, name in enumerate(net.tasks)}
+    found = Mixed(net).classes(x, rows)
+    for name, places in rows.items():
+        assert torch.equal(found[places], net.logits(x[places], name).argmax(1))
+
+
 @pytest.mark.parametrize(("kind", "stacks"), [("mlp with batch norm", True), ("transformer", False),
                                               ("convolutional", False), ("not for vmap", False)])  # fmt: skip
 def test_tasks_are_stacked_where_the_network_allows_it(kind: str, stacks: bool):

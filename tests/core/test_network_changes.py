@@ -182,6 +182,19 @@ def test_only_weights_with_another_value_here_are_kept_apart():
     assert torch.equal(values, home.weights[places])
 
 
+def test_a_weight_that_a_guest_has_a_value_of_its_own_for_is_freed_with_its_owner():
+    home, net = network(), network()
+    first = net.weights.clone()
+    learn(home, "guest", 1)
+    learn(net, "all", 2, share=1.1)
+    adopt(net, home, "guest")
+    wanted = net.logits(X, "guest")
+    assert len(net.task("guest").apart[0]) == int(home.mask("guest").sum())
+    net.remove("all", first)
+    assert torch.equal(net.weights, first)  # nobody reads a shared one
+    assert torch.equal(net.logits(X, "guest"), wanted)
+
+
 def test_a_change_of_what_is_kept_apart_is_noticed():
     home, net = network(), network()
     learn(home, "guest", 1)

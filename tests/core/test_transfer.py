@@ -201,6 +201,13 @@ def test_the_test_sample_is_drawn_once_from_the_training_data_and_not_augmented(
     assert generator is None
     assert len(set(index.tolist())) == 40
     assert len(method.transfers["task-2"].accuracies) == 2
+    spread = index.double().std() / index.double().mean()  # of all 96 rows: files are often sorted by class
+    assert index.max() > 80
+    assert index.min() < 16
+    assert 0.4 < spread < 0.8  # 0.58 of rows drawn evenly
+    watched.reads.clear()
+    next(method.phases(replace(task(3), train=watched)))
+    assert not torch.equal(watched.reads[0][0], index)  # another task has another sample
 
 
 def test_without_kkt_nobody_is_asked():

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from exssnet.data import load, split
-from exssnet.data.cache import cached
+from exssnet.data.cache import cached, fingerprint
 from exssnet.data.dataset import digest_of
 from exssnet.disk import cache_folder
 from exssnet.errors import DataError, InputError
@@ -173,6 +173,17 @@ def test_a_killed_writer_leaves_no_half_file(tmp_path):
         os.utime(left, (0, 0))  # as if it had been left long ago
     cached(target, lambda: (images, labels))
     assert os.listdir(target.parent) == [target.name]
+
+
+def test_a_key_tells_files_apart_by_name_size_time_and_purpose(tmp_path):
+    def key(name="a", content="xx", time=10**18, *purpose):
+        (tmp_path / name).write_text(content)
+        os.utime(tmp_path / name, ns=(time, time))
+        return fingerprint([tmp_path / name], *purpose)
+
+    keys = [key(), key(name="b"), key(content="xxx"), key(time=10**18 + 1000), key("a", "xx", 10**18, "train")]
+    assert key() == keys[0]
+    assert len(set(keys)) == 5
 
 
 def test_two_processes_that_decode_at_once_agree(small_mnist, tmp_path):

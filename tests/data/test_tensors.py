@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from exssnet.data import Dataset, Shared, TensorData, split
+from exssnet.data.dataset import digest_of
 
 
 def test_tasks_of_one_data_set_share_one_image_tensor(digits):
@@ -65,3 +66,21 @@ def test_images_in_another_order_of_memory_are_put_in_order():
     shared = Shared(images)
     assert shared.on("cpu").is_contiguous()
     assert torch.equal(shared.on("cpu"), images)
+
+
+def test_the_digest_of_a_data_set_is_another_for_any_other_input_label_shape_type_or_order():
+    inputs, labels = torch.arange(24, dtype=torch.uint8).view(4, 6), torch.tensor([0, 1, 1, 0])
+    other_input, other_label = inputs.clone(), labels.clone()
+    other_input[3, 5] ^= 1
+    other_label[3] = 2
+    found = [
+        digest_of(inputs, labels),
+        digest_of(other_input, labels),
+        digest_of(inputs, other_label),
+        digest_of(inputs.view(4, 2, 3), labels),
+        digest_of(inputs.view(torch.int8), labels),
+        digest_of(inputs.flip(0), labels),
+        digest_of(inputs, labels.roll(1)),
+    ]
+    assert digest_of(inputs.clone(), labels.clone()) == found[0]
+    assert len(set(found)) == len(found)

@@ -118,6 +118,24 @@ def test_norm_statistics_and_outputs_are_each_tasks_own(name):
 
 
 @both
+@pytest.mark.parametrize("head", ["task", "shared"])
+def test_a_task_begins_with_a_head_and_norm_statistics_that_no_task_has_trained(name, head):
+    module = toy(9 if head == "task" else 3)
+    module.insert(1, nn.BatchNorm1d(5))
+    method = made(name, module, head)
+    network = method.network
+    first = {name: rows.clone() for name, rows in method._head(network.start).items()}
+    Trainer(method, 0).learn(task(0))
+    trained = method.private_of("task1")
+    assert all(not torch.equal(trained[f"head/{name}"], rows[:3]) for name, rows in first.items())
+    next(method.phases(task(1)))
+    assert all(torch.equal(rows, first[name]) for name, rows in method._head(network.weights).items())
+    norms = {name.rpartition("_")[2]: buffer for name, buffer in network.buffers.items() if "running" in name}
+    assert norms["mean"].tolist() == [0] * 5
+    assert norms["var"].tolist() == [1] * 5
+
+
+@both
 @pytest.mark.parametrize("norm", [False, True])
 def test_storage_counts_the_shared_weights_once_and_what_each_task_owns(name, norm):
     module = toy()

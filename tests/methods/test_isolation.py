@@ -85,6 +85,27 @@ def test_a_recipe_trains_it_as_long_as_the_other_methods_and_without_kkt(name, b
     assert kind.planned_epochs(settings) == recipe(benchmark)["methods"]["*"]["epochs"]
 
 
+PHASES = {  # of the first task and of a later one: name, epochs, rate
+    "packnet": [[("train", 3, 0.1), ("retrain", 2, 0.3)]] * 2,
+    "piggyback": [[("train", 3, 0.1)], [("mask", 3, 0.2)]],
+    "wsn": [[("train", 3, 0.1)]] * 2,
+}
+SETTINGS = {
+    "packnet": PackNetSettings(epochs=3, lr=0.1, retrain_epochs=2, retrain_lr=0.3),
+    "piggyback": PiggybackSettings(epochs=3, lr=0.1, mask_lr=0.2),
+    "wsn": WsnSettings(epochs=3, lr=0.1),
+}
+
+
+@every_method
+def test_every_phase_has_its_own_epochs_and_rate(name):
+    method, found = parse(name)[0](mlp(), SETTINGS[name], 0), []
+    for number in range(2):
+        found.append([(phase.name, phase.epochs, phase.lr) for phase in method.phases(task(number))])
+        method.end_task(task(number))
+    assert found == PHASES[name]
+
+
 WAYS = {
     "channels last": CPU,
     "filled channels": Execution(channels_last=True, channel_multiple=8),

@@ -1,13 +1,19 @@
 """The memory of examples: what it keeps, what it gives, and how large it is."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from tests.methods.small import examples, made
+from tests.methods.small import batch_of, examples, made, task
+from torch import nn
 
+from exssnet.data.tensors import TensorSplit
+from exssnet.data.transforms import HorizontalFlip, Normalize
 from exssnet.errors import InputError
+from exssnet.methods import methods
 from exssnet.methods.memory import Memory, ReplaySettings
+from exssnet.train import Trainer, TrainSettings
 
 
 @pytest.mark.parametrize("batch", [1, 7, 50])
@@ -37,6 +43,46 @@ def test_a_memory_gives_only_what_was_put_in_and_gives_all_of_it():
     old = memory.draw(200, data, draw)
     assert set(old.labels.tolist()) == {5, 6, 7, 8}
     assert torch.equal(old.x, data.batch(torch.arange(4))[0][old.labels - 5])
+
+
+@pytest.mark.parametrize("head", ["task", "masked-test", "shared"])
+@pytest.mark.parametrize("name", ["er", "agem", "der", "der++", "icarl"])
+def test_examples_of_every_task_are_remembered_under_the_outputs_they_were_trained_on(name, head):
+    if head not in methods()[name].heads:
+        pytest.skip(f"{name} has no {head} head")
+    method = made(name, head=head, buffer=30)
+    for index in range(3):
+        Trainer(method, 0, TrainSettings(10)).learn(task(index))
+    place_of = {}
+    for index in range(3):
+        for x, y in zip(*task(index).train.batch(torch.arange(40)), strict=True):
+            place_of[tuple(x.tolist())] = int(y) + (0 if head == "shared" else 3 * index)
+    kept = (method.exemplars, method.places) if name == "icarl" else (method.memory.x[:-1], method.memory.labels[:-1])
+    assert [place_of[tuple(x.tolist())] for x in kept[0]] == kept[1].tolist()
+    assert len({place // 3 for place in kept[1].tolist()}) == (1 if head == "shared" else 3)
+
+
+@pytest.mark.parametrize("name", ["er", "icarl"])
+def test_what_is_replayed_is_augmented_as_new_examples_are(name):
+    """Images whose left half is light: about half of those that the network sees are mirrored."""
+    images = torch.zeros(40, 1, 2, 3, dtype=torch.uint8)
+    images[..., 0] = 255
+    labels = torch.arange(40) % 3
+    data = TensorSplit(images, labels, (HorizontalFlip(),), Normalize.unit()).select(torch.arange(40), labels, 3)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 9))
+    method = made(name, buffer=30, module=module)
+    first, second = (replace(task(index), train=data, test=data) for index in range(2))
+    Trainer(method, 0, TrainSettings(10)).learn(first)
+    next(iter(method.phases(second)))
+    seen, run = [], method.network.run
+    method.network.run = lambda x, **options: seen.append(x) or run(x, **options)
+    new = batch_of(data)
+    new.x = torch.zeros(40, 1, 2, 3)
+    method.loss(new)
+    replayed = torch.cat([x for x in seen if x.any()])
+    light = replayed[:, 0, 0].argmax(1)
+    assert 0.2 < (light == 0).double().mean() < 0.8
+    assert set(light.tolist()) == {0, 2}
 
 
 def test_a_buffer_is_a_number_or_a_share():

@@ -209,8 +209,9 @@ def test_si_pulls_back_in_proportion_to_importance_and_way():
     assert torch.allclose(weights.grad, method.importance * (weights.detach() - method.anchor))
 
 
-def test_an_individual_network_is_that_of_a_task_learned_alone():
-    both, alone = made("individual", head="shared"), made("individual", head="shared")
+@pytest.mark.parametrize("module", [None, normed(3)])
+def test_an_individual_network_is_that_of_a_task_learned_alone(module):
+    both, alone = (made("individual", head="shared", module=module) for _ in range(2))
     trainer = Trainer(both, 0, TrainSettings(10))
     for index in range(2):
         trainer.learn(task(index))
