@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from exssnet.store.card import identity
 from exssnet.store.verify import ROLLBACK
 
 KINDS = ("removed", "undone", "own network")
@@ -45,3 +46,21 @@ def rewrite(path: Path, edit: Edit) -> None:
     digest = hashlib.sha256((json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()).hexdigest()
     text = json.dumps(found | {"sha256": digest}, indent=1, ensure_ascii=False) + "\n"
     (path / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def rewrite_card(path: Path, task: str, edit: Edit) -> None:
+    """Another card of a task, with the right digests of itself."""
+    entry = next(each for each in json.loads((path / "manifest.json").read_text())["tasks"] if each["name"] == task)
+    found = json.loads((path / "files" / entry["card"]["name"]).read_text())
+    edit(found)
+    content = (json.dumps(found | {"digest": identity(found)}, indent=1, ensure_ascii=False) + "\n").encode()
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{digest[:32]}.json"
+    (path / "files" / name).write_bytes(content)
+
+    def put(manifest: dict[str, Any]) -> None:
+        for each in manifest["tasks"]:
+            if each["name"] == task:
+                each["card"] = {"name": name, "sha256": digest, "size": len(content)}
+
+    rewrite(path, put)

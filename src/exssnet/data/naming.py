@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exssnet.errors import DataError
+from exssnet.errors import DataError, InputError
 
 Where = Callable[[int], str]  # where the example of a row lies, for messages
 
@@ -35,6 +37,8 @@ def settle(
     for row, name in enumerate(names):
         if not name.isprintable():  # a card could not hold it, or a terminal not show it
             raise DataError(f"{where(row)}: the label {name!r} has signs that cannot be printed; give it another name")
+    if twins := alike(names):
+        raise DataError(f"{path}: the labels {twins[0]} and {twins[1]} print alike; give one of them another name")
     classes = _classes(names, own, path) if known is None else list(known)
     number = {name: at for at, name in enumerate(classes)}
     for row, name in enumerate(names):
@@ -42,6 +46,29 @@ def settle(
             listed = ", ".join(classes[:SHOWN]) + (", ..." if len(classes) > SHOWN else "")
             raise DataError(f"{where(row)}: label '{name}' is none of the learned classes {listed}")
     return torch.tensor([number[name] for name in names], dtype=torch.int64), classes
+
+
+def class_names(classes: Sequence[Any]) -> list[str]:
+    """The names that a caller gives to classes 0, 1, ..., each its own."""
+    for name in classes:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise InputError(f"{name!r} cannot be a class's name: give text that can be printed")
+    if len(set(classes)) < len(classes):
+        twice = Counter(classes).most_common(1)[0][0]
+        raise InputError(f"the class '{twice}' is named twice: give every class a name of its own")
+    if twins := alike(classes):
+        raise InputError(f"the classes {twins[0]} and {twins[1]} print alike: give one of them another name")
+    return list(classes)
+
+
+def alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two names that are the same text in two encodings of Unicode, as `ascii` tells them apart, if there are any."""
+    seen: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        other = seen.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            return ascii(other), ascii(name)
+    return None
 
 
 def plain_number(text: str) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from exssnet.data import files
 from exssnet.data.inputs import check_labels, count_classes, read_examples
+from exssnet.data.naming import class_names
 from exssnet.errors import InputError, StoreError
 from exssnet.store import exchange
 from exssnet.store import tasks as task_files
@@ -183,7 +184,7 @@ class StoredModel(Reader):
         inputs, numbers = read_examples(data)
         count = count_classes(numbers) if classes is None else len(classes)
         check_labels(numbers, count)
-        names = [str(number) for number in range(count)] if classes is None else list(classes)
+        names = [str(number) for number in range(count)] if classes is None else class_names(classes)
         kind = str(inputs.dtype).removeprefix("torch.")
         return files.Labelled(
             inputs, numbers, names, {"kind": "tensor", "shape": list(inputs.shape[1:]), "dtype": kind}
