@@ -22,3 +22,8 @@ def __getattr__(name: str) -> object:
 
         return Model
     raise AttributeError(f"module 'exssnet' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """With what `__getattr__` gives."""
+    return sorted({*globals(), *__all__})

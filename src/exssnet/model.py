@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from exssnet.store.model import StoredModel
 
 
+NAMED = 5  # tasks whose names a `repr` shows
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """How a model was made: with the same module, enough to make it again."""
@@ -72,6 +75,10 @@ class Model:
         )  # fmt: skip
         if device is not None:
             self.to(device)
+
+    def __repr__(self) -> str:
+        size, names = self._method.network.layout.size, listed([task.name for task in self.tasks])
+        return f"Model({size:,} weights, {100 * self.free:.1f} % of them free; {names})"
 
     @staticmethod
     def create(
@@ -210,3 +217,9 @@ def _two_epochs(epochs: object) -> tuple[int, int]:
         case (int(mask), int(weights)):
             return mask, weights
     raise InputError(f"epochs is {epochs!r}: give two whole numbers, for the mask and for the weights")
+
+
+def listed(tasks: Sequence[str]) -> str:
+    """How many tasks, and the names of the first ones."""
+    names = ", ".join(map(repr, tasks[:NAMED])) + (", ..." if len(tasks) > NAMED else "")
+    return f"{len(tasks)} task{'s' * (len(tasks) != 1)}" + (f": {names}" if tasks else "")

@@ -40,8 +40,8 @@ class LearnedTask:
     lender: str | None  # the earlier task whose mask started this one
     overlap: float | None  # with all earlier masks; None for the first task
     trained_weights: int  # how many shared weights this task was the one to train
-    digests: dict[str, str]  # per effective weight tensor and private tensor, as learned
-    kept: str  # digest of what is stored for this task alone: mask bits and private tensors
+    digests: dict[str, str] = field(repr=False)  # per effective weight tensor and private tensor, as learned
+    kept: str = field(repr=False)  # digest of what is stored for this task alone: mask bits and private tensors
     private: dict[str, Tensor] = field(repr=False)
     # where, and with which values, it differs from the shared weights, having been learned elsewhere
     apart: tuple[Tensor, Tensor] | None = field(default=None, repr=False)

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ class Ready:
         self.bytes = 0  # room beside the weights of the task asked for last
         self._kept: OrderedDict[str, Weights] = OrderedDict()
         self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what can be made again, and without the lock."""
+        return {"_make": self._make, "bytes": self.bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kept, self._lock = OrderedDict(), threading.RLock()
 
     def __call__(self, task: str) -> Weights:
         with self._lock:

@@ -134,7 +134,17 @@ class Runner:
             form = _Form(copy.deepcopy(self._skeleton), execution, convolutions)
             if execution.structure:
                 form = _forms.setdefault(execution, form)
-        self._form = form
+        self._form, self._convolutions = form, tuple(convolutions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the form, which has a lock and compiled code; a copy makes its own."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_form"}
+        return kept | {"execution": self.execution}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        execution = state.pop("execution")
+        self.__dict__.update(state)
+        self.execute(execution, self._convolutions)
 
     @property
     def skeleton(self) -> nn.Module:

@@ -18,7 +18,7 @@ from exssnet.core.routing import Routed
 from exssnet.data import files
 from exssnet.data.inputs import read_examples
 from exssnet.errors import InputError, StoreError
-from exssnet.model import Model
+from exssnet.model import Model, listed
 from exssnet.store import tasks as task_files
 from exssnet.store.auto import Found, find
 from exssnet.store.baked import baked
@@ -54,6 +54,11 @@ class StoredTask:
     digest: str
     card: Mapping[str, Any]  # all of it, as stored
 
+    def __repr__(self) -> str:
+        right = "" if self.accuracy is None else f", {self.accuracy:.1f} % right"
+        lender = "" if self.lender is None else f", lender {self.lender!r}"
+        return f"StoredTask({self.name!r}, {len(self.labels)} classes{right}{lender}, digest {self.digest[:16]})"
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -83,6 +88,11 @@ class Reader:
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
         self._held_out = HeldOut()
+
+    def __repr__(self) -> str:
+        network = self._manifest.base.get("network") or "a network of your own"
+        names = listed([entry.name for entry in self._manifest.tasks])
+        return f"{type(self).__name__}({str(self.path)!r}, {network}; {names})"
 
     # --- what it knows -----------------------------------------------------------------------------------------
 
