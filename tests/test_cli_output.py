@@ -15,7 +15,7 @@ from tests.forks import Forks
 
 SMALL = ("--network", "lenet-300-100", "--width", "0.1", "--epochs", "2")
 ODD = "[red]été–日本"  # would be red, or gone, where it is obeyed
-FILE = "\x1b[31m.npz"
+FILE = "\x1b[31m\x9b1m\u202e.npz"  # the second is the same command in one sign
 FULL = "No space left on device"
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -151,13 +151,20 @@ def test_a_folder_s_name_is_printed_as_it_is(exssnet: Forks, tmp_path: Path):
         assert (tmp_path / out / short("exssnet").folder / "results.json").exists()
 
 
+def test_json_holds_nothing_that_a_terminal_obeys(exssnet: Forks, model: Path):
+    printed = exssnet("predict", "m", FILE, "--task", "[bold]", "--json", cwd=model).stdout
+    assert printed.removesuffix("\n").isprintable()
+    assert json.loads(printed)[0]["name"] == f"{FILE}:0"
+    assert exssnet("show", "m", cwd=model).stdout.count("\n") > 10
+
+
 def test_a_terminal_shows_names_and_obeys_none(model: Path):
     printed = in_a_terminal(model, "learn", "m", "--task", "[red]x[red]", "--data", "a.npz", "--epochs", "40")
     assert "learning [red]x[red]" in printed  # the bar
     assert "learned [red]x[red]: 2 classes" in printed
     printed = in_a_terminal(model, "predict", "m", FILE, "--task", "[bold]")
     assert "\x1b[31m" not in printed
-    assert r"\x1b[31m.npz:0" in printed
+    assert r"\x1b[31m\x9b1m\u202e.npz:0" in printed
     assert ODD in printed
 
 

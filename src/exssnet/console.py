@@ -63,9 +63,10 @@ def say(text: str) -> None:
 
 
 def print_json(value: object, indent: int | None = None) -> None:
-    """JSON on standard output, in ASCII where that cannot show all signs."""
+    """JSON on standard output: in ASCII where that cannot show all signs, and never what a terminal would obey."""
     unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    print(json.dumps(value, indent=indent, ensure_ascii=not unicode))
+    text = json.dumps(value, indent=indent, ensure_ascii=not unicode)
+    print("".join(sign if sign.isprintable() or sign == "\n" else json.dumps(sign)[1:-1] for sign in text))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
