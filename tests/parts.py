@@ -27,13 +27,13 @@ def need(module: str, message: str) -> None:
         missing(message)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
     report = yield
     return _as_required(report)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report():
     report = yield
     return _as_required(report)
