@@ -230,7 +230,7 @@ def predict(
         return
     found = ask.routed_answers(model, inputs, rule, threshold)
     terminal_model.print_routed(found, as_json)
-    if found[0].routing is None and rule is Rule.CONFIDENT:
+    if found[0].routing is None and rule is Rule.CONFIDENT and len(model.manifest.tasks) > 1:
         tell(NOT_MEASURED)
 
 

@@ -54,7 +54,12 @@ def unlabelled_arrays(file: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
     chosen = [name for name in arrays if len(arrays) == 1 or name.lower() in INPUTS]
     if len(chosen) != 1:
         raise DataError(f"{file}: which array holds the inputs? It has {_listed(arrays)}; name one of them x")
-    inputs = fitting(npy.read(file, chosen[0])[0], shape, file)
+    array = npy.read(file, chosen[0])[0]
+    if array.shape == shape or (array.ndim == 2 and (1, *array.shape) == shape):
+        array = array[None]  # one example by itself
+    if dtype == "float32" and array.dtype.kind in "iu" and array.dtype != np.uint8:
+        array = array.astype(np.float32)  # whole numbers where others were learned from; bytes may be pixels
+    inputs = fitting(array, shape, file)
     found = str(inputs.dtype).removeprefix("torch.")
     if found != dtype:
         raise DataError(f"{file}: the inputs are {found}, but {dtype} was learned from; convert them")

@@ -226,6 +226,10 @@ def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str
         inputs = unlabelled_arrays(path, shape, recipe.get("dtype", "uint8"))
     elif wanted != IMAGES:
         raise DataError(f"{path}: the task was learned from {wanted}; give them as a .npy or .npz file")
+    elif suffix == ".csv":
+        raise DataError(
+            f"{path}: the task was learned from images; give image files, or a .parquet, .npy or .npz of them"
+        )
     elif suffix == ".parquet" and (column := image_column(path)):
         inputs = parquet_images(path, column, image_shape(shape))
     elif path.is_dir():
