@@ -126,14 +126,22 @@ def test_a_change_is_refused_also_where_the_one_that_overtook_it_was_killed_at_a
 
 
 @pytest.mark.parametrize("others", [["learn e 5"], ["learn e 5", "rename e g"]])
-def test_a_change_is_made_also_where_others_go_on_from_it_before_its_process_does(start, tmp_path, monkeypatch, others):
-    path, real = Path(shutil.copytree(start, tmp_path / "model")), Writer._is_too_late
+@pytest.mark.parametrize("late", [False, True])
+def test_a_change_is_made_also_where_others_go_on_from_it_before_its_process_does(
+    start, tmp_path, monkeypatch, others, late
+):
+    """Also where one of them has begun before it, and makes its link where that of the first was."""
+    path, real, left = Path(shutil.copytree(start, tmp_path / "model")), Writer._is_too_late, list(others)
 
-    def overtaken(self: Writer, following: Path) -> bool:
-        while others:
+    def overtaken(self: Writer, following: Path, content: bytes) -> bool:
+        if not left:
+            return real(self, following, content)
+        while left:
             (path / "lock").unlink()
-            change(path, others.pop(0))
-        return real(self, following)
+            change(path, left.pop(0))
+        if late:
+            following.write_bytes((start / "manifest.json").read_bytes())
+        return real(self, following, content)
 
     wanted = after(start, tmp_path / "wanted", "learn c 3", *others)
     monkeypatch.setattr(Writer, "_is_too_late", overtaken)

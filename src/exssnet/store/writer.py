@@ -66,16 +66,10 @@ class Writer:
 
     def _write(self, content: bytes, ending: str) -> File:
         file = File.of(content, ending)
-        if not self._has(file, content):
+        if not _holds(self._files / file.name, content):
             write_whole(self._files / file.name, content)
         self._put[file] = content
         return file
-
-    def _has(self, file: File, content: bytes) -> bool:
-        try:
-            return read(self._files / file.name, file.size) == content
-        except (OSError, ParseError):
-            return False
 
     # --- committing ------------------------------------------------------------------------------------------
 
@@ -143,7 +137,7 @@ class Writer:
             return
         following = self.folder.after(self._began)
         self._link(fresh, following)
-        if self._is_too_late(following):
+        if self._is_too_late(following, content):
             following.unlink(missing_ok=True)
             raise self._too_late()
         self._settle(following)
@@ -153,7 +147,7 @@ class Writer:
         shown = self.folder.path / MANIFEST
         try:
             sync_names(self._files)
-            if committed != shown:
+            if committed != shown and self.folder.shown() == self._began:
                 with suppress(FileNotFoundError):  # another process has done so
                     committed.replace(shown)
             sync_names(self.folder.path)
@@ -189,12 +183,12 @@ class Writer:
         except StoreError as overtaken:
             raise overtaken from error
 
-    def _is_too_late(self, following: Path) -> bool:
-        """Whether another manifest had followed the one it began from, so that nothing leads to this one.
+    def _is_too_late(self, following: Path, content: bytes) -> bool:
+        """Whether the manifest it began from had been followed by another one, so that nothing leads to this one.
 
         Where a process has gone on from this one already, it has renamed the link.
         """
-        return self.folder.shown() != self._began and os.path.lexists(following)
+        return self.folder.shown() != self._began and _holds(following, content)
 
     def _too_late(self) -> StoreError:
         if self._began is None:
@@ -281,3 +275,11 @@ class Writer:
     def _needed(self, manifest: Manifest, *files: File) -> Callable[[], set[str]]:
         names = {file.name for file in (*manifest.files(), *files)}
         return lambda: names
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether a file is there with this content."""
+    try:
+        return read(path, len(content)) == content
+    except (OSError, ParseError):
+        return False
