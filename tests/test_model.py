@@ -185,8 +185,13 @@ def test_tasks_may_have_different_numbers_of_classes():
             assert model.logits(data[0], f"{classes}").shape == (96, classes)
             assert model.evaluate(data, f"{classes}") > 80
             with torch.no_grad():
-                baked = model.bake(f"{classes}")(data[0])
-            assert torch.equal(baked, model.logits(data[0], f"{classes}"))
+                baked = model.bake(f"{classes}")
+                assert torch.equal(baked(data[0]), model.logits(data[0], f"{classes}"))
+            assert baked[-1].out_features == len(baked[-1].weight) == classes
+        network = shared._method.network  # a task has the first of the outputs that all share
+        rows = network.effective(f"{classes}")["5.weight"][:classes]
+        found = shared.logits(data[0], f"{classes}")
+        torch.testing.assert_close(found, network.features(data[0], f"{classes}") @ rows.T)
     own.learn("7", examples(3, classes=7), epochs=(5, 5))  # more than any before it
     with pytest.raises(InputError, match="7 classes but the shared head has 4 outputs"):
         shared.learn("7", examples(3, classes=7))

@@ -1,5 +1,7 @@
-"""Damage to what is stored for any one of many tasks is found while further tasks are learned."""
+"""What a digest is of; and damage to what is stored for any one of many tasks is found while others are learned."""
 
+import hashlib
+import struct
 from math import ceil
 
 import pytest
@@ -8,10 +10,22 @@ from torch import Tensor, nn
 
 from exssnet import ForgettingError, randomness
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.proof import STORED_CHECKS
+from exssnet.core.proof import STORED_CHECKS, combined_digest, tensor_digest
 
 MANY = 100
 BOUND = ceil(MANY / STORED_CHECKS) + 1  # further tasks within which damage must be found
+
+
+def test_a_digest_is_sha_256_of_type_shape_and_bytes():
+    """By hand, since model directories hold such digests; so -0.0 is not 0.0, and a reshaped tensor another one."""
+    numbers = (1.5, -0.0, 3e-40)
+    for shape in [(3,), (1, 3), (3, 1)]:
+        wanted = hashlib.sha256(f"torch.float32 {shape} ".encode() + struct.pack("<3f", *numbers)).hexdigest()
+        assert tensor_digest(torch.tensor(numbers).view(shape)) == wanted
+    turned = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16).T  # not in the order of memory
+    assert tensor_digest(turned) == hashlib.sha256(b"torch.int16 (2, 2) " + struct.pack("<4h", 1, 3, 2, 4)).hexdigest()
+    wanted = hashlib.sha256(b"a 1\nb 2\n").hexdigest()
+    assert combined_digest({"a": "1", "b": "2"}) == combined_digest({"b": "2", "a": "1"}) == wanted
 
 
 def network() -> MaskedNetwork:

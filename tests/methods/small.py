@@ -35,3 +35,21 @@ def batch_of(data, index=None, seed=0):
     index = torch.arange(len(data)) if index is None else index
     x, y = data.batch(index)
     return Batch(x, y, data, index, torch.Generator().manual_seed(seed))
+
+
+def normed(outputs):
+    """With statistics that a task moves."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def by_hand(method, weights, statistics, x):
+    """The outputs of `normed` under a vector of weights; without statistics, with those of the batch."""
+    w = {name: tensor.detach() for name, tensor in method.network.layout.tensors(weights).items()}
+    hidden = x @ w["0.weight"].T + w["0.bias"]
+    mean, var = (hidden.mean(0), hidden.var(0, unbiased=False)) if statistics is None else statistics
+    hidden = (hidden - mean) / (var + 1e-5).sqrt() * w["1.weight"] + w["1.bias"]
+    return hidden.clamp(min=0) @ w["3.weight"].T + w["3.bias"]
+
+
+def statistics_of(method):
+    return tuple(method.network.buffers[f"1.running_{name}"].clone() for name in ("mean", "var"))

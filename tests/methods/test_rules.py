@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.methods.small import batch_of, examples, made, task
+from tests.methods.small import batch_of, by_hand, examples, made, normed, statistics_of, task
 from torch import nn
 
 from exssnet.methods.heads import Head
@@ -38,23 +38,6 @@ def test_the_loss_of_old_examples_is_the_loss_they_were_trained_with(head):
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
-
-
-def normed(outputs):
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
-
-
-def by_hand(method, weights, statistics, x):
-    """The outputs of `normed` under a vector of weights; without statistics, with those of the batch."""
-    w = {name: tensor.detach() for name, tensor in method.network.layout.tensors(weights).items()}
-    hidden = x @ w["0.weight"].T + w["0.bias"]
-    mean, var = (hidden.mean(0), hidden.var(0, unbiased=False)) if statistics is None else statistics
-    hidden = (hidden - mean) / (var + 1e-5).sqrt() * w["1.weight"] + w["1.bias"]
-    return hidden.clamp(min=0) @ w["3.weight"].T + w["3.bias"]
-
-
-def statistics_of(method):
-    return tuple(method.network.buffers[f"1.running_{name}"].clone() for name in ("mean", "var"))
 
 
 def softened(outputs, temperature):

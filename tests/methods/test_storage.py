@@ -1,8 +1,7 @@
 """What a method says it keeps, counted by hand: numbers of 32 bits, labels and counters of 64, masks of one."""
 
 import pytest
-from tests.methods.small import made, task
-from torch import nn
+from tests.methods.small import made, normed, task
 
 from exssnet.methods import methods, parse
 from exssnet.methods.supsup import MaskSettings
@@ -10,10 +9,6 @@ from exssnet.train import Trainer, TrainSettings
 
 HIDDEN, BUFFER, TASKS = 8, 18, 2
 STATISTICS = 2 * HIDDEN * 32  # mean and variance of a norm layer
-
-
-def normed(outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, outputs))
 
 
 def learned(method):
@@ -83,6 +78,17 @@ def test_raw_scores_are_counted_where_they_are_what_is_lent(start):
     method = parse("exssnet")[0](normed(3), settings, 0)
     masked = 6 * HIDDEN + HIDDEN * 3
     assert learned(method).storage()["score_bits"] == (32 * masked * TASKS if start == "scores" else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "density", "trained"),
+    [("exssnet", 0.3, 0.6), ("exssnet", 0.7, 1.0), ("ssnet", 0.7, 1.0), ("supsup", 0.7, 0.0)],
+)
+def test_the_paper_s_estimate_counts_no_trained_weight_twice(name, density, trained):
+    """min(|W|·k·t, |W|) numbers, and a bit per weight and task."""
+    method = parse(name)[0](normed(3), MaskSettings(density=density, mask_epochs=1, weight_epochs=1), 0)
+    masked = 6 * HIDDEN + HIDDEN * 3
+    assert learned(method).storage()["paper_formula_bits"] == 32 * round(trained * masked) + TASKS * masked
 
 
 def test_every_method_is_counted_in_one_of_these_tests():
