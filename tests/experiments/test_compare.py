@@ -249,9 +249,20 @@ def test_published_numbers_stand_beside_runs_made_as_the_published_ones_only(put
     record("supsup+kkt", settings={"density": 0.3})
     record("naive", network="resnet50", head="masked-test")
     folder = record("lwf", width=64.0, head="masked-test")
-    found = {row.method: row.published for row in rows(folder) if row.published}
-    assert found == {"ssnet": (23.9, 54.4), "exssnet+kkt": (70.5, None), "er": (60.1, 27.5)}
+    found = sorted((row.method, row.miniature, row.published) for row in rows(folder) if row.published)
+    assert found == [
+        ("er", False, (60.1, 27.5)), ("exssnet+kkt", False, (70.5, None)), ("ssnet", False, (23.9, 54.4)),
+    ]  # fmt: skip
     assert len(rows(folder)) == 12
+
+
+@pytest.mark.parametrize(("second", "proved"), [(True, True), (False, False), (None, None)])
+def test_a_row_is_proved_if_every_one_of_its_runs_is(put, second, proved):
+    proof = {"verified": True, "digests": {}, "changed": []}
+    put("exssnet", [90.0], zero_forgetting=proof)
+    other = None if second is None else proof | {"verified": second}
+    (row,) = rows(put("exssnet", [91.0], place="b", seed=1, zero_forgetting=other))
+    assert (row.seeds, row.proved) == (2, proved)
 
 
 def test_miniatures_are_a_block_of_their_own_and_say_so(put):

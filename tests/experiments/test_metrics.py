@@ -29,6 +29,14 @@ def test_forgetting_may_be_negative_and_the_named_variants_differ():
     assert metrics.forgetting_maximum(matrix) == pytest.approx((5 + 0) / 2)
 
 
+def test_what_was_not_measured_between_a_task_and_the_end_is_no_reference():
+    matrix = [[80.0, None, None], [None, 70.0, None], [60.0, 90.0, 50.0]]
+    assert metrics.forgetting(matrix) == metrics.forgetting_first(matrix) == pytest.approx((20 - 20) / 2)
+    assert metrics.forgetting_maximum(matrix) == pytest.approx(20 / 2)
+    with pytest.raises(ValueError, match="gap"):
+        metrics.forgetting([[80.0, None], [None, 70.0]])
+
+
 def test_average_overlap_leaves_the_first_task_out():
     assert metrics.average_overlap([None, 0.1, 0.3]) == pytest.approx(0.2)
     assert metrics.average_overlap([None]) is None

@@ -4,12 +4,13 @@ import json
 import os
 
 import pytest
+import torch
 import yaml
 from tests.experiments.short_runs import outcome, short
 
 from exssnet.errors import InputError, RunError
 from exssnet.experiments.config import resolve
-from exssnet.experiments.run import _Run, prepare, run
+from exssnet.experiments.run import _Run, prepare, run, train_settings
 from exssnet.methods import parse
 from exssnet.train import Listener, Trainer
 
@@ -155,6 +156,19 @@ def test_tasks_that_cannot_have_changed_are_measured_when_learned_and_at_the_end
     assert again["accuracy_matrix"] == record["accuracy_matrix"]
     assert again["accuracy_measured"] == [[True, None, None], [True, True, None], [True] * 3]
     assert measured == every_time
+
+
+def test_what_is_recorded_is_the_share_of_right_answers_on_the_test_split(tmp_path):
+    config = resolve("split-digits", "naive", 0, epochs=2, tasks=2, threads=1)
+    matrix = run(config, tmp_path)["accuracy_matrix"]
+    stream, method = prepare(config)
+    for index in range(2):
+        Trainer(method, 0, train_settings(config)).learn(stream[index])
+        for earlier in range(index + 1):
+            test = stream[earlier].test
+            x, y = test.batch(torch.arange(len(test)))
+            right = int((method.logits(x, f"task{earlier + 1}").argmax(1) == y).sum())
+            assert matrix[index][earlier] == pytest.approx(100 * right / len(y))
 
 
 @pytest.mark.parametrize(

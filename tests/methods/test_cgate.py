@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tests.methods.gated import batch_of, begun, digits, examples, made, task
+from tests.methods.gated import batch_of, begun, digits, examples, made, task, toy
+from torch import nn
 
 from exssnet.errors import ForgettingError
 from exssnet.experiments.config import resolve
@@ -154,11 +155,12 @@ def test_tasks_are_learned_well_above_chance_and_kept(tmp_path):
     assert record["zero_forgetting"]["verified"]
 
 
-def test_a_frozen_weight_that_was_changed_is_found():
-    stream, method = digits("cgate", epochs=2)
-    Trainer(method, 0).learn(stream[0])
+def test_a_frozen_weight_or_a_tensor_of_a_task_that_was_changed_is_found():
+    module = toy()
+    module.insert(1, nn.BatchNorm1d(5))
+    method, again = (made("cgate", module) for _ in range(2))
+    Trainer(method, 0).learn(task())
     tensors, facts = method.state()
-    _, again = digits("cgate", epochs=2)
     again.load_state(tensors, facts)
     assert again.verify().verified
     frozen = (method.freedom(method.used, settled=True) == 0).nonzero()[0]
@@ -166,3 +168,10 @@ def test_a_frozen_weight_that_was_changed_is_found():
     changed[frozen] += 1
     with pytest.raises(ForgettingError, match="task 'task1' changed"):
         again.load_state({**tensors, "weights": changed}, facts)
+    own = [name for name in tensors if name.startswith("kept.private/task1/")]
+    assert {name.partition("task1/")[2].partition("/")[0] for name in own} == {"gates", "allowed", "head", "buffer"}
+    for name in own:  # what is the task's alone
+        changed = tensors[name].clone()
+        changed.view(-1)[0] = not changed.view(-1)[0]
+        with pytest.raises(ForgettingError, match="task 'task1' changed"):
+            again.load_state({**tensors, name: changed}, facts)

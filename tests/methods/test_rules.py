@@ -210,3 +210,18 @@ def test_multitask_has_every_example_of_every_task_under_its_own_output():
     x, y = everything.batch(torch.arange(70))
     assert torch.equal(x, torch.cat([t.train.batch(torch.arange(len(t.train)))[0] for t in tasks]))
     assert torch.equal(y, torch.cat([tasks[0].train.labels, tasks[1].train.labels + 3]))
+
+
+@pytest.mark.parametrize("head", ["task", "masked-test", "shared"])
+def test_multitask_trains_and_counts_each_example_among_the_outputs_of_its_task(head):
+    method = made("multitask", classes=(3, 2), head=head)
+    new = batch_of(method.together([task(0), task(1, classes=2, count=30)]).train)
+    loss = method.loss(new)
+    outputs = method.network.run(new.x, training=True).detach()
+    groups = {"task": [(0, 3)] * 40 + [(3, 5)] * 30, "masked-test": [(0, 5)] * 70, "shared": [(0, 3)] * 70}[head]
+    losses, answers = [], []
+    for row, (a, b) in enumerate(groups):
+        losses.append(-outputs[row, a:b].log_softmax(0)[new.y[row] - a])
+        answers.append(a + int(outputs[row, a:b].argmax()))
+    assert torch.allclose(loss, torch.stack(losses).mean())
+    assert new.logits.argmax(1).tolist() == answers
