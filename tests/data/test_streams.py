@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exssnet.data import Data, from_tensors, permuted, rotated, split
+from exssnet.data.streams import Holdout
 from exssnet.errors import DataError, InputError
 
 
@@ -87,6 +88,11 @@ def test_a_class_keeps_its_validation_whatever_the_order_and_number_of_tasks():
 
     dataset = marked([30] * 6)
     assert held(split(dataset, 3, validation=0.2)) == held(split(dataset, 2, [5, 3, 1, 0, 2, 4], validation=0.2))
+
+
+def test_classes_of_one_size_do_not_hold_out_the_same_positions():
+    held = {tuple(Holdout(0.3).cut(torch.arange(50), label)[1].tolist()) for label in range(5)}
+    assert len(held) == 5
 
 
 def test_a_miniature_thins_train_evenly_and_leaves_test_whole():
