@@ -16,13 +16,14 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from exssnet import parse
-from exssnet.disk import write_whole
+from exssnet.disk import TEMPORARY, write_whole
 from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments import record
 from exssnet.experiments.config import RunConfig
 from exssnet.train import checkpoint
 
-_OURS = re.compile(r"\.(config\.yaml|results\.json|checkpoint\.safetensors)\.\d+\.tmp")  # as `write_whole` names them
+_FILES = (r"config\.yaml", r"results\.json", r"checkpoint\.safetensors")
+_OURS = re.compile("|".join(TEMPORARY.format(name) for name in _FILES))
 
 
 def kept(configs: Sequence[RunConfig], out: Path) -> str:
