@@ -32,7 +32,7 @@ def test_agem_projects_at_right_angles_and_never_raises_the_old_loss_to_first_or
 
 
 def test_agem_uses_the_gradient_of_what_it_remembers():
-    method = made("agem", head="shared", buffer=20)
+    method = made("agem", head="shared", buffer=20, module=normed(3))
     Trainer(method, 0, TrainSettings(10)).learn(task(0))
     new, weights = batch_of(examples(seed=0)), method.network.weights
     new.y = (new.y + 1) % 3  # the same examples, and other answers
@@ -58,7 +58,7 @@ def test_agem_remembers_a_task_only_when_it_is_over():
 
 def replaying(name, **changes):
     """A method in its second task, a new batch, and the old examples that a step with it draws first."""
-    method = made(name, buffer=40, **changes)
+    method = made(name, buffer=40, module=normed(9), **changes)  # old examples have statistics of their own batch
     next(iter(method.phases(task(0))))
     first = examples(seed=0)
     method.loss(batch_of(first))  # the memory has place for all of them, in their order
@@ -120,7 +120,7 @@ def test_icarls_loss_is_binary_with_old_answers_for_old_classes(head):
 
 
 def test_der_holds_the_outputs_it_stored():
-    method = made("der", head="masked-test", buffer=40, alpha=0.7)
+    method = made("der", head="masked-test", buffer=40, alpha=0.7, module=normed(9))
     first = examples(seed=0)
     next(iter(method.phases(task(0))))
     method.loss(batch_of(first))
