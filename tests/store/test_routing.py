@@ -30,7 +30,7 @@ def in_own_units(tmp_path: Path) -> StoredModel:
     return model
 
 
-@pytest.mark.parametrize("rule", ["one-shot", "binary"])
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_takes_tasks_that_scale_their_inputs_each_in_its_way(in_own_units: StoredModel, rule: str):
     x = torch.cat([examples(1)[0], 50 * examples(2)[0] + 300])
     scalings = {}
