@@ -13,6 +13,7 @@ from tests.experiments.comparing import RESULTS
 from tests.experiments.short_runs import short
 
 from exssnet import terminal
+from exssnet.disk import temporary
 from exssnet.errors import RunError
 from exssnet.experiments import compare
 from exssnet.experiments.compare_formats import FORMATS
@@ -154,7 +155,7 @@ def a_huge_file(file: Path):
         stream.truncate(2**40)
 
 
-FILES = ("config.yaml", "results.json", "log.jsonl", "checkpoint.safetensors")
+FILES = ("config.yaml", "results.json", "log.jsonl", "checkpoint.safetensors", "lock")
 STRANGE = {
     "link": (a_link_out, "is a link", FILES),
     "FIFO": (os.mkfifo, "is a FIFO", FILES),
@@ -207,6 +208,7 @@ def test_only_our_own_unfinished_files_are_cleared_away(tmp_path):
     folder.path.mkdir(parents=True)
     for name in (".results.json.123.tmp", ".mine.tmp", ".notes.123.tmp"):
         (folder.path / name).write_text("")
+    temporary(folder.path / "checkpoint.safetensors").write_text("")
     with folder.writing():
         left = {file.name for file in folder.path.iterdir()}
-    assert left == {".mine.tmp", ".notes.123.tmp", "config.yaml"}
+    assert left == {".mine.tmp", ".notes.123.tmp", "config.yaml", "lock"}

@@ -1,7 +1,9 @@
 """Runs as a user makes them: what they record, what they refuse, and what they leave alone."""
 
 import json
-import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,19 +98,48 @@ def test_a_folder_of_another_configuration_is_refused_and_left_alone(tmp_path):
         run(short(density=0.2, lr=0.02), tmp_path)
 
 
-def test_a_second_process_cannot_write_the_same_run(tmp_path):
-    import fcntl
+WRITER = """
+import sys
+from pathlib import Path
+from exssnet.experiments.folder import RunFolder
+from tests.experiments.short_runs import short
+with RunFolder(Path(sys.argv[1]), short()).writing():
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
 
-    folder = tmp_path / "split-digits/exssnet+kkt/seed-0"
-    folder.mkdir(parents=True)
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="is being written by another process"):
+
+def test_a_second_process_cannot_write_the_same_run_until_the_first_is_gone(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[2],
+    ) as writer:  # fmt: skip
+        assert writer.stdout.readline() == "writing\n"
+        with pytest.raises(RunError, match="is being written by another process: wait for it to end"):
             run(short(), tmp_path)
-    finally:
-        os.close(held)
-    assert list(folder.iterdir()) == []
+        writer.kill()
+    run(short(), tmp_path)
+    files = {file.name for file in (tmp_path / "split-digits/exssnet+kkt/seed-0").iterdir()}
+    assert files == {"config.yaml", "log.jsonl", "results.json"}
+
+
+WINDOWS = """
+import os, sys
+from pathlib import Path
+sys.modules["fcntl"] = None
+for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "sched_getaffinity"):
+    delattr(os, name)
+from exssnet.experiments.folder import RunFolder
+from tests.experiments.short_runs import short
+folder = RunFolder(Path(sys.argv[1]), short())
+with folder.writing():
+    folder.log(event="epoch")
+"""
+
+
+def test_a_run_is_written_without_what_only_unix_has(tmp_path):
+    subprocess.run([sys.executable, "-c", WINDOWS, tmp_path], check=True, cwd=Path(__file__).parents[2])
+    assert (tmp_path / "split-digits/exssnet+kkt/seed-0/log.jsonl").read_bytes() == b'{"event": "epoch"}\n'
 
 
 def test_a_run_that_fails_on_its_way_leaves_nothing_behind(tmp_path):

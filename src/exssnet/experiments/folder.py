@@ -1,27 +1,28 @@
-"""A run's folder: `config.yaml`, `log.jsonl`, `results.json`, and a checkpoint while it is unfinished."""
+"""A run's folder: config, log and record; a checkpoint while it is unfinished, and a lock while it is written."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torch import Tensor
 
 from exssnet import parse
-from exssnet.disk import TEMPORARY, write_whole
+from exssnet.disk import TEMPORARY, flag, write_whole
 from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments import record
 from exssnet.experiments.config import RunConfig
 from exssnet.train import checkpoint
 
+LOCK = "lock"
+WAIT = 0.2  # seconds for another process, such as one that is just done
 _FILES = (r"config\.yaml", r"results\.json", r"checkpoint\.safetensors")
 _OURS = re.compile("|".join(TEMPORARY.format(name) for name in _FILES))
 
@@ -51,11 +52,11 @@ class RunFolder:
         self.path = out / config.folder
         self.checkpoint = self.path / "checkpoint.safetensors"
         self._config, self._results = self.path / "config.yaml", self.path / "results.json"
-        self._log = self.path / "log.jsonl"
+        self._log, self._lock = self.path / "log.jsonl", self.path / LOCK
 
     def check(self) -> None:
         """Refuse, before anything is written, a folder of another configuration or one that cannot be written."""
-        for file in (self._config, self._results, self._log, self.checkpoint):
+        for file in (self._config, self._results, self._log, self.checkpoint, self._lock):
             _require_own(file)
         if self._config.exists():
             there = RunConfig.read(self._config)
@@ -90,26 +91,47 @@ class RunFolder:
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         with self._own_writes():
             self.path.mkdir(parents=True, exist_ok=True)
-            held = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(f"{self.path} is being written by another process: wait for it to end") from None
-            self.check()  # once more: another process may have been here since
-            with self._own_writes():
-                for left_by_a_kill in self.path.glob(".*.tmp"):
-                    if _OURS.fullmatch(left_by_a_kill.name):
-                        left_by_a_kill.unlink()
-                if not self._config.exists():
-                    write_whole(self._config, self.config.to_yaml().encode())
-            yield
+            with self._locked():
+                self.check()  # once more: another process may have been here since
+                with self._own_writes():
+                    for left_by_a_kill in self.path.glob(".*.tmp"):
+                        if _OURS.fullmatch(left_by_a_kill.name):
+                            left_by_a_kill.unlink()
+                    if not self._config.exists():
+                        write_whole(self._config, self.config.to_yaml().encode())
+                try:
+                    yield
+                except InputError:
+                    if not self._has_learned():
+                        for file in (self._config, self._log, self.checkpoint):
+                            file.unlink(missing_ok=True)
+                    raise
         except InputError:
-            if not self._has_learned():
-                self._remove(made)
+            with suppress(OSError):  # another process may be there by now
+                for folder in made:
+                    folder.rmdir()
             raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock. Its file is removed while it is held: who waits for a removed one takes a new one."""
+        from filelock import FileLock, Timeout
+
+        _require_own(self._lock)
+        lock = FileLock(self._lock, timeout=WAIT, poll_interval=WAIT / 10, thread_local=False)
+        with self._own_writes():
+            try:
+                lock.acquire()
+            except Timeout:
+                raise RunError(f"{self.path} is being written by another process: wait for it to end") from None
+        try:
+            yield
         finally:
-            os.close(held)
+            with suppress(OSError):  # Windows removes it when it is let go
+                self._lock.unlink()
+            with suppress(OSError):  # the run is written
+                lock.release()
 
     @contextmanager
     def _own_writes(self) -> Iterator[None]:
@@ -127,13 +149,6 @@ class RunFolder:
             return b'"event": "task"' in parse.read(self._log, 16 * parse.MEBIBYTE)
         except ParseError:  # it is long
             return True
-
-    def _remove(self, made: list[Path]) -> None:
-        for file in (self._config, self._log, self.checkpoint):
-            file.unlink(missing_ok=True)
-        for folder in made:
-            if not any(folder.iterdir()):
-                folder.rmdir()
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Put a checkpoint in place of the one before."""
@@ -160,7 +175,8 @@ class RunFolder:
     def _open_log(self) -> BinaryIO:
         """The log, to append to. What is no file of this folder is never written to."""
         _require_own(self._log)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        flags |= flag("O_NOFOLLOW") | flag("O_CLOEXEC") | flag("O_BINARY")
         return os.fdopen(os.open(self._log, flags, 0o666), "ab")
 
 
