@@ -285,6 +285,7 @@ def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_pat
     (tmp_path / "bomb/digit-1/0000.png").write_bytes(bomb())
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe.safetensors")
     csv_file(tmp_path / "table.csv", np.eye(4), list("abcd"), ["x", "y"] * 2)
     (tmp_path / "object.npz").write_bytes(b"PK\x05\x06" + bytes(18))
     before = content(tmp_path / "model")
@@ -322,6 +323,7 @@ def test_what_is_wrong_gets_one_line_and_changes_nothing(exssnet: Forks, tmp_pat
         (("evaluate", "model", "--task", "auto", "--data", "bad=good"), "no task 'bad'"),
         (("export", "model", "--task", "good", "--out", "table.csv"), "is there already"),
         (("import", "model", "--from", "good", "--task", "good"), "is no model directory"),
+        (("import", "model", "--from", "pipe.safetensors"), "pipe.safetensors.json cannot be read"),
         (("plan", "model", "--tasks", "0"), "tasks is 0"),
         (("tasks", "nowhere"), "is no model directory"),
         (("verify", "nowhere"), "is no model directory"),

@@ -351,7 +351,7 @@ def import_(
 ) -> None:
     """Add a task from another model directory with the same base, or one that `export` wrote."""
     model = _open(path, network)
-    if source.is_file():
+    if source.exists() and not source.is_dir():
         if task is not None:
             raise InputError(f"--task is for a directory, but {source} is one task: leave it out")
         name = model.import_task(source, None, name)

@@ -114,6 +114,11 @@ def opened(path: Path, most: int, inside: Path | None) -> Iterator[tuple[BinaryI
         yield file, status.st_size
 
 
+def require_regular(path: Path) -> None:
+    """Refuse what would be waited for without end. For files that a library opens by their path."""
+    _require_regular(path, os.stat(path))
+
+
 def _rest(path: Path, file: BinaryIO, size: int) -> bytes:
     content = file.read(size + 1)
     if len(content) > size:

@@ -50,7 +50,8 @@ def child(program: str, cache: Path, *path: Path) -> list[str]:
     """What a new process prints, which must end well and without a word of complaint."""
     where = os.pathsep.join(map(str, [*path, Path(exssnet.__file__).parents[1]]))
     environment = os.environ | {"EXSSNET_CACHE": str(cache), "PYTHONPATH": where, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -124,6 +125,14 @@ def test_a_damaged_file_is_compiled_and_written_again(kind, kernels, cache):
         assert file.read_bytes() != whole
     assert child(PROGRAM, cache, kernels) == ["81.0"]
     assert all(is_sound(file) and len(file.read_bytes()) > 1000 for file in kept(cache))
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(kernels, cache):
+    for file in kept(cache):
+        file.unlink()
+        os.mkfifo(file)
+    assert child(PROGRAM, cache, kernels) == ["81.0"]
+    assert all(is_sound(file) for file in kept(cache))
 
 
 def test_a_folder_in_the_place_of_a_file_is_passed_over(kernels, cache):

@@ -105,7 +105,7 @@ def load_in_process(tmp_path: Path, endpoint: str, **environment: str) -> str:
         **environment,
     }
     found = subprocess.run(
-        [sys.executable, "-c", LOAD], env={**kept, **settings}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOAD], env={**kept, **settings}, capture_output=True, text=True, check=True, timeout=120
     )
     return found.stdout.strip()
 
@@ -120,6 +120,17 @@ def test_only_wanted_files_are_downloaded_and_only_once_and_then_work_offline(hu
     hub.downloads.clear()
     assert load_in_process(tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1") == "12"
     assert hub.downloads == []
+
+
+def test_a_pipe_in_the_place_of_a_receipt_is_not_waited_for(hub, tmp_path):
+    assert load_in_process(tmp_path, address(hub)) == "12"
+    receipts = sorted((tmp_path / "cache/hub").rglob("*.json"))
+    assert len(receipts) == 2
+    for receipt in receipts:
+        receipt.unlink()
+        os.mkfifo(receipt)
+    assert load_in_process(tmp_path, address(hub)) == "12"
+    assert all(receipt.is_file() for receipt in receipts)
 
 
 def test_a_file_with_another_hash_than_stated_is_deleted_and_refused_and_a_good_one_taken_later(hub, tmp_path):

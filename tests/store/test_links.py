@@ -1,6 +1,7 @@
 """What a directory from somebody else could do to other files, and what becomes of a first task that is not learned."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,49 @@ def test_a_lock_that_is_not_a_regular_file_is_refused(tmp_path, kind):
     with pytest.raises(StoreError, match="lock is not a regular file: remove it"):
         model.rename("a", "b")
     assert [task.name for task in Model.open(tmp_path / "model").tasks] == ["a"]
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from exssnet import Model, StoreError
+from exssnet.store.folder import Folder
+from exssnet.store.verify import verify
+for path in sys.argv[1:]:
+    try:
+        Model.open(path).predict([[0.0] * 6], "a")
+    except StoreError as error:
+        print(error)
+    print(len(verify(Folder(Path(path))).problems))
+"""
+
+
+@pytest.mark.parametrize("file", ["manifest", "card", "tensors"])
+def test_what_is_not_a_regular_file_of_usual_size_is_told_in_a_line(tmp_path, file):
+    learned(tmp_path / "model")
+    (entry,) = Folder(tmp_path / "model").manifest().tasks
+    name = {"manifest": "manifest.json", "card": f"files/{entry.card.name}", "tensors": f"files/{entry.tensors.name}"}
+    make = {
+        "is a FIFO": os.mkfifo,
+        "is a link out of": lambda path: path.symlink_to("/dev/zero"),
+        "has 1,000,000,000,000 bytes": lambda path: path.touch() or os.truncate(path, 10**12),
+    }
+    for number, put in enumerate(make.values()):
+        copy = shutil.copytree(tmp_path / "model", tmp_path / str(number))
+        (copy / name[file]).unlink()
+        try:
+            put(copy / name[file])
+        except OSError:
+            pytest.skip("needs a file system with sparse files of 1 TB")
+    done = subprocess.run(  # a process of its own: one that waits can be given up
+        [sys.executable, "-c", OPENED, *(str(tmp_path / str(number)) for number in range(len(make)))],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    said = done.stdout.splitlines()
+    assert len(said) == 2 * len(make)
+    for line, problems, words in zip(said[::2], said[1::2], make, strict=True):
+        assert f"{name[file]} {words}" in line
+        assert problems == "1"
 
 
 def test_files_that_are_a_link_are_not_swept(tmp_path):

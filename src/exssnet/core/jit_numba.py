@@ -25,8 +25,10 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
 from exssnet.disk import cache_folder, write_whole
+from exssnet.parse import MEBIBYTE, read
 
 DIGEST = 32  # bytes in front of what a file holds
+MOST_BYTES = 64 * MEBIBYTE
 
 _rebuild: Callable[..., Any] = CompileResult._rebuild
 _dumps: Callable[[Any], bytes] = serialize.dumps
@@ -49,7 +51,7 @@ class _Kept(NullCache):
         """What was compiled before; None if it is not there, or not as it was written."""
         target_context.refresh()
         try:
-            content = self._file(sig, target_context.codegen()).read_bytes()
+            content = read(self._file(sig, target_context.codegen()), MOST_BYTES)
             digest, held = content[:DIGEST], content[DIGEST:]
             if hashlib.sha256(held).digest() == digest:
                 return _rebuild(target_context, *pickle.loads(held))

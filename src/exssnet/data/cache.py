@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exssnet.data.dataset import digest_of
+from exssnet.errors import ParseError
+from exssnet.parse import require_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,10 +77,11 @@ def _read(file: Path) -> tuple[Tensor, Tensor, str] | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        require_regular(file)
         with safe_open(file, framework="pt") as stored:
             inputs, labels = stored.get_tensor("inputs"), stored.get_tensor("labels")
             digest = (stored.metadata() or {}).get("digest")
-    except (OSError, SafetensorError):
+    except (OSError, ParseError, SafetensorError):
         return None
     return (inputs, labels, digest) if digest == digest_of(inputs, labels) else None
 

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from exssnet import parse
 from exssnet.data.cache import fingerprint, write_tensors
 from exssnet.data.parquet import encoded_groups
 from exssnet.disk import cache_folder
-from exssnet.errors import DataError
+from exssnet.errors import DataError, ParseError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from exssnet.data.registry import Source
+
+
+MOST_BYTES = 2**28  # of one encoded image
 
 
 class Encoded(ABC):
@@ -40,7 +44,9 @@ class ImageFiles(Encoded):
     def read(self, row: int) -> tuple[bytes, str]:
         file = self._files[row]
         try:
-            return Path(file).read_bytes(), file
+            return parse.read(Path(file), MOST_BYTES), file
+        except ParseError as error:
+            raise DataError(f"{error}; put an image there") from error
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror})") from error
 
@@ -83,6 +89,7 @@ class Pack:
     def __init__(self, file: Path) -> None:
         from safetensors.torch import load_file
 
+        parse.require_regular(file)
         tensors = load_file(file)
         self._bytes: Tensor = tensors["bytes"]  # uint8 [total]
         self._ends: list[int] = tensors["ends"].tolist()
@@ -99,7 +106,7 @@ def open_pack(file: Path, source: Source) -> Pack:
     target = cache_folder() / "packs" / f"{source.name}-{fingerprint([file], 'pack')}.safetensors"
     try:
         return Pack(target)
-    except (OSError, SafetensorError, KeyError):
+    except (OSError, ParseError, SafetensorError, KeyError):
         _write_pack(target, file, source)
         return Pack(target)
 

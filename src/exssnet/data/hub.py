@@ -9,8 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exssnet import parse
 from exssnet.disk import cache_folder
-from exssnet.errors import DataError
+from exssnet.errors import DataError, ParseError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -49,9 +50,9 @@ def _belongs(name: str, split: str, config: str | None) -> bool:
 def _received(receipt: Path) -> list[Path]:
     """Files verified by an earlier download: no network, no second hashing of what may be 100 GB."""
     try:
-        sizes = json.loads(receipt.read_text())
+        sizes = parse.json_file(receipt, dict[str, int])
         whole = all(os.path.getsize(file) == size for file, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ParseError):
         return []
     return [Path(file) for file in sizes] if whole else []
 

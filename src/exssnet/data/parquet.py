@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from exssnet.data.limits import require_readable
 from exssnet.errors import DataError
 from exssnet.pixels import decoder
 
@@ -77,6 +78,7 @@ def open_parquet(file: Path, source: Source) -> Any:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+    require_readable(file)
     try:
         parquet = ParquetFile(file)
     except (OSError, pa.ArrowException) as error:
