@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +19,23 @@ def temporary(path: Path) -> Path:
 
 def write_whole(path: Path, content: bytes | bytearray) -> None:
     """Replace a file atomically: written beside it, flushed to disk, then renamed over it. Links are not followed."""
-    beside = temporary(path)
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, bytes | bytearray]) -> None:
+    """The same of files that belong together: all are written before the first is renamed, and the last one counts."""
+    beside = {temporary(path): path for path in contents}
+    ours = [*beside]
     try:
-        write_new(beside, content)
-        beside.replace(path)
+        for made, path in beside.items():
+            write_new(made, contents[path])
+        for made, path in beside.items():
+            made.replace(path)
+            ours.append(path)
     except BaseException:
-        with suppress(OSError):
-            beside.unlink()
+        for file in ours:
+            with suppress(OSError):
+                file.unlink()
         raise
 
 

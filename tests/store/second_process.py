@@ -36,8 +36,13 @@ def examples(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(40, 8, generator=torch.Generator().manual_seed(seed)) + labels[:, None], labels
 
 
+def exported(path: Path) -> Path:
+    """Where a task of a directory is exported to; operations there are counted too."""
+    return Path(f"{path}-out", "a")
+
+
 def change(path: Path, what: str) -> None:
-    """Do "learn NAME SEED", "remove NAME", "rename NAME TO", "rollback" or "create"."""
+    """Do "learn NAME SEED", "remove NAME", "rename NAME TO", "export FORM", "rollback" or "create"."""
     match what.split():
         case ["create"]:
             exssnet.Model.create(path, "lenet-300-100", input=(8,), width=0.05)
@@ -47,6 +52,8 @@ def change(path: Path, what: str) -> None:
             exssnet.Model.open(path).remove(name)
         case ["rename", name, to]:
             exssnet.Model.open(path).rename(name, to)
+        case ["export", form]:
+            exssnet.Model.open(path).export("a", exported(path), form)
         case ["rollback"]:
             exssnet.Model.open(path).rollback()
         case _:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 
 from exssnet import parse
 from exssnet.core.proof import digests_of
-from exssnet.disk import write_whole
+from exssnet.disk import temporary, write_together
 from exssnet.errors import InputError, ParseError, StoreError
 from exssnet.store import card as cards
 from exssnet.store.baked import baked, scaling_of, state_of
+from exssnet.store.folder import holds
 
 if TYPE_CHECKING:
     from exssnet.core.network import MaskedNetwork
@@ -38,33 +41,46 @@ def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
     """Write one task on its own; the module that computes it from raw inputs."""
     if form not in FORMATS:
         raise InputError(f"format is '{form}': choose one of {', '.join(FORMATS)}")
-    beside = path.with_name(f"{path.name}.json")  # what a state_dict does not say
-    for there in (path, beside) if form in STATES else (path,):
-        if there.exists():
-            raise InputError(f"{there} is there already: choose another name, or remove it")
-    card = model.card(task)
+    card, told = model.card(task), _facts(model, task)
+    beside = {_described(path): _description(model, card, told)} if form in STATES else {}
+    _require_free(path, beside)
     module = model.bake(task).cpu()
     if form == "model":
         _as_directory(model, task, path)
         return module
-    told = _facts(model, task)
     content = {
         "safetensors": lambda: save(state_of(module)), "torch": lambda: _as_torch(module),
         "onnx": lambda: _as_onnx(module, card, told), "pt2": lambda: _as_program(module, card, told),
     }[form]()  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if form in STATES:
-            more = {"inputs": SCALED, "scaling": scaling_of(card)} if scaling_of(card) else {"inputs": RAW}
-            known = {
-                "card": card | {"source": None},
-                "base": {"first": model.base.first, "structure": list(model.base.structure)},
-            }
-            write_whole(beside, (json.dumps(told | more | known, indent=1, ensure_ascii=False) + "\n").encode())
-        write_whole(path, content)
+        write_together({**beside, path: content})
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
+
+
+def _described(path: Path) -> Path:
+    """Where it is written what a state_dict does not say."""
+    return path.with_name(f"{path.name}.json")
+
+
+def _description(model: StoredModel, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+    scaling = scaling_of(card)
+    description = {
+        **told,
+        **({"inputs": SCALED, "scaling": scaling} if scaling else {"inputs": RAW}),
+        "card": {**card, "source": None},
+        "base": {"first": model.base.first, "structure": list(model.base.structure)},
+    }
+    return (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _require_free(path: Path, beside: Mapping[Path, bytes]) -> None:
+    """Refuse to write over anything but the same description, which an export that was killed may have left."""
+    for file in (path, *beside):
+        if os.path.lexists(file) and not (file in beside and holds(file, beside[file])):
+            raise InputError(f"{file} is there already: choose another name, or remove it")
 
 
 def load_exported(path: str | Path) -> nn.Module:
@@ -83,7 +99,7 @@ def load_exported(path: str | Path) -> nn.Module:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What is told of an exported task, and its state_dict."""
     try:
-        told = parse.json_file(path.with_name(f"{path.name}.json"), dict[str, Any])
+        told = parse.json_file(_described(path), dict[str, Any])
         return told, load(parse.read_safetensors(path, MOST_BYTES))
     except (OSError, ParseError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
@@ -171,11 +187,20 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _as_directory(model: StoredModel, task: str, path: Path) -> None:
-    """The same base, with this task alone."""
+    """The same base, with this task alone: made next to its position, and renamed."""
     from exssnet.store.model import StoredModel
 
-    alone = StoredModel.with_base(path, model)
-    adopt(alone, model, task, task, source=False)
+    beside = temporary(path)
+    try:
+        adopt(StoredModel.with_base(beside, model), model, task, task, source=False)
+        beside.rename(path)
+    except (OSError, StoreError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError):  # its message has the other name
+            raise StoreError(f"{path} cannot be written: {cause.strerror}") from error
+        raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def adopt(model: StoredModel, other: StoredModel, task: str, name: str, source: bool = True) -> None:

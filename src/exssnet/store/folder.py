@@ -203,3 +203,11 @@ def reason(error: OSError) -> str:
     """Why something could not be written."""
     full = error.errno in FULL
     return f"{error.strerror}; make room and try again" if full else str(error.strerror or error)
+
+
+def holds(path: Path, content: bytes) -> bool:
+    """Whether a file is there with this content."""
+    try:
+        return read(path, len(content)) == content
+    except (OSError, ParseError):
+        return False

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from exssnet.disk import sync_names, temporary, write_new, write_whole
-from exssnet.errors import ParseError, StoreError
-from exssnet.parse import read
-from exssnet.store.folder import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, reason
+from exssnet.errors import StoreError
+from exssnet.store.folder import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
 from exssnet.store.manifest import File, Manifest, parse, undone_note
 
 NO_LINKS = {getattr(errno, name, None) for name in ("EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK", "EXDEV")}
@@ -66,7 +65,7 @@ class Writer:
 
     def _write(self, content: bytes, ending: str) -> File:
         file = File.of(content, ending)
-        if not _holds(self._files / file.name, content):
+        if not holds(self._files / file.name, content):
             write_whole(self._files / file.name, content)
         self._put[file] = content
         return file
@@ -188,7 +187,7 @@ class Writer:
 
         Where a process has gone on from this one already, it has renamed the link.
         """
-        return self.folder.shown() != self._began and _holds(following, content)
+        return self.folder.shown() != self._began and holds(following, content)
 
     def _too_late(self) -> StoreError:
         if self._began is None:
@@ -275,11 +274,3 @@ class Writer:
     def _needed(self, manifest: Manifest, *files: File) -> Callable[[], set[str]]:
         names = {file.name for file in (*manifest.files(), *files)}
         return lambda: names
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    """Whether a file is there with this content."""
-    try:
-        return read(path, len(content)) == content
-    except (OSError, ParseError):
-        return False
