@@ -152,9 +152,12 @@ class Model:
         """Raw outputs [N, classes] of a task's subnetwork."""
         network = self._method.network
         inputs = as_inputs(x).to(network.device)
-        network.check_input(inputs[:1], network.task(task).classes)
         batches = torch.split(inputs, at_once(inputs.shape[1:], inputs.device))
-        return torch.cat([network.logits(batch, task) for batch in batches])
+        try:
+            return torch.cat([network.logits(batch, task) for batch in batches])
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            network.check_input(inputs[:1], network.task(task).classes)  # inputs that do not fit get their one line
+            raise
 
     def probabilities(self, x: Array, task: str) -> Tensor:
         """Softmax of the outputs [N, classes]."""

@@ -101,14 +101,15 @@ class Mixed:
         return out
 
     def _stack(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        tasks = [self.network.task(name) for name in names]
-        known, found = self._stacks.pop(names, ([], {}))
-        if not all(one is other for one, other in zip_longest(known, tasks)):  # a name may be learned anew
-            found = self._stacked(names)
-            while self._stacks and sum(map(len, self._stacks)) + len(names) > self._room:
-                self._stacks.popitem(last=False)
-        self._stacks[names] = tasks, found
-        return found
+        with self.network.ready.lock:
+            tasks = [self.network.task(name) for name in names]
+            known, found = self._stacks.pop(names, ([], {}))
+            if not all(one is other for one, other in zip_longest(known, tasks)):  # a name may be learned anew
+                found = self._stacked(names)
+                while self._stacks and sum(map(len, self._stacks)) + len(names) > self._room:
+                    self._stacks.popitem(last=False)
+            self._stacks[names] = tasks, found
+            return found
 
     def _stacked(self, names: tuple[str, ...]) -> dict[str, Tensor]:
         network = self.network

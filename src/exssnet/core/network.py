@@ -20,8 +20,8 @@ from exssnet.core.arrangement import arrange
 from exssnet.core.bank import Bank
 from exssnet.core.execution import PLAIN, Execution
 from exssnet.core.partition import partition
-from exssnet.core.proof import Turns, Verification, combined_digest, digests_of, tensor_digest
-from exssnet.core.ready import Ready, Weights
+from exssnet.core.proof import Turns, Verification, combined_digest, differing, digests_of, tensor_digest
+from exssnet.core.ready import Ready, Weights, locked
 from exssnet.core.runner import Runner
 from exssnet.core.selection import keep_counts, keep_only
 from exssnet.errors import ForgettingError, InputError
@@ -58,16 +58,9 @@ class MaskedNetwork:
     """Any module, its shared weights, and the tasks learned on them."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        density: float = 0.1,
-        seed: int = 0,
-        *,
-        init: str = "signed",
-        private: Collection[str] = (),
-        head: str = "shared",
-        head_layer: str | None = None,
-    ) -> None:
+        self, module: nn.Module, density: float = 0.1, seed: int = 0, *, init: str = "signed",
+        private: Collection[str] = (), head: str = "shared", head_layer: str | None = None,
+    ) -> None:  # fmt: skip
         module = accepted(module)
         if init not in INITS:
             raise InputError(f"init is '{init}': choose one of {', '.join(INITS)}")
@@ -179,6 +172,7 @@ class MaskedNetwork:
             linear.pass_over_zeros(weight for weights in made for weight in weights.values())
         return made
 
+    @locked
     def _masked(self, tasks: Sequence[str]) -> Tensor:
         """The vectors of weights as the tasks see them, one in a row."""
         learned = [self.task(task) for task in tasks]
@@ -232,7 +226,7 @@ class MaskedNetwork:
         """Refuse inputs that the module cannot take, or outputs that are no logits."""
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[self.device] if x.is_cuda else []):
-                layers = self.layers(self.arrangement(self.weights))
+                layers = self.layers(self.arrangement(self.weights.clone()))  # another thread may learn
                 self.run(layers, self.start_private("", classes), classes, x, training=training)
         except InputError:
             raise
@@ -241,6 +235,7 @@ class MaskedNetwork:
             why = " ".join(str(error).split())
             raise InputError(f"the module cannot take {where} {list(x.shape[1:])}: {why}") from error
 
+    @locked
     def commit(
         self, task: str, classes: int, mask: Tensor, index: Tensor, values: Tensor, own: Mapping[str, Tensor],
         *, lender: str | None = None, exclusive: bool = True,
@@ -265,6 +260,7 @@ class MaskedNetwork:
         self._used_digests = self._digests_of_used()
         return learned
 
+    @locked
     def remove(self, task: str, first: Tensor) -> None:
         """Take a task out. Weights that no other task reads get their first values back and are free again."""
         self.task(task)
@@ -288,6 +284,7 @@ class MaskedNetwork:
             read |= mask
         return read
 
+    @locked
     def adopt(
         self, card: Mapping[str, Any], mask: Tensor, masked: Tensor, private: Mapping[str, Tensor]
     ) -> LearnedTask:
@@ -322,11 +319,15 @@ class MaskedNetwork:
     def verify(self) -> Verification:
         """Recompute every task's digests, and those of what all tasks share, from the tensors as they are now."""
         changed = [
-            (ALL_TASKS, name) for name in _differing(digests_of(self.frozen | self.buffers), self._shared_digests)
+            (ALL_TASKS, name) for name in differing(digests_of(self.frozen | self.buffers), self._shared_digests)
         ]
-        for name, learned in self.tasks.items():
-            changed += [(name, tensor) for tensor in _differing(self._digests_of(name), learned.digests)]
-        return Verification({name: learned.digest for name, learned in self.tasks.items()}, tuple(changed))
+        found = {}
+        for name, learned in list(self.tasks.items()):
+            with self.ready.lock:  # for a task at a time: others want to be asked meanwhile
+                if self.tasks.get(name) is learned:
+                    found[name] = learned.digest
+                    changed += [(name, tensor) for tensor in differing(self._digests_of(name), learned.digests)]
+        return Verification(found, tuple(changed))
 
     def _digests_of(self, task: str) -> dict[str, str]:
         return digests_of(self.effective(task) | self.tasks[task].private)
@@ -375,6 +376,7 @@ class MaskedNetwork:
                 tensors |= {f"task.{index}.apart.{i}": tensor for i, tensor in enumerate(learned.apart)}
         return tensors, [learned.card() for learned in self.tasks.values()]
 
+    @locked
     def load_state(self, tensors: Mapping[str, Tensor], cards: list[dict[str, Any]]) -> None:
         """Take over what `state` gave, on a network built the same way. The caller verifies it."""
         self.ready.let_go()
@@ -393,7 +395,3 @@ class MaskedNetwork:
             self.tasks[card["name"]] = LearnedTask(**card, private=private, apart=apart)
         self._turns = Turns()  # all are checked next time
         self._used_digests = self._digests_of_used()
-
-
-def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))

@@ -66,3 +66,8 @@ class Turns:
         taken = known[:STORED_CHECKS] + [task for task in tasks if task not in set(known)]
         self._waiting = known[STORED_CHECKS:] + taken
         return taken
+
+
+def differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+    """The names of what has another digest."""
+    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))

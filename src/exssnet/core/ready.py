@@ -6,12 +6,27 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 Weights = dict[str, Tensor]  # by layer, as a module runs with them
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+
+
+def locked(method: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
+    """Of a network: no other thread sees half of what the method changes, or changes what it reads."""
+
+    @wraps(method)
+    def held(*args: Arguments.args, **options: Arguments.kwargs) -> Found:
+        ready: Ready = args[0].ready  # type: ignore[attr-defined]
+        with ready.lock:
+            return method(*args, **options)
+
+    return held
 
 
 class Ready:
@@ -21,7 +36,7 @@ class Ready:
         self._make = make
         self.bytes = 0  # room beside the weights of the task asked for last
         self._kept: OrderedDict[str, Weights] = OrderedDict()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what can be made again, and without the lock."""
@@ -29,10 +44,10 @@ class Ready:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._kept, self._lock = OrderedDict(), threading.RLock()
+        self._kept, self.lock = OrderedDict(), threading.RLock()
 
     def __call__(self, task: str) -> Weights:
-        with self._lock:
+        with self.lock:
             if task not in self._kept:
                 self._add([task])
             self._kept.move_to_end(task)
@@ -41,7 +56,7 @@ class Ready:
     @contextmanager
     def several(self, tasks: Sequence[str]) -> Iterator[None]:
         """Have the weights of several tasks made at once, and kept meanwhile whether there is room for them or not."""
-        with self._lock:
+        with self.lock:
             self._add(tasks)
         try:
             yield
@@ -50,7 +65,7 @@ class Ready:
 
     def let_go(self, tasks: Iterable[str] | None = None) -> None:
         """Forget these tasks' weights, or all of them where something changes."""
-        with self._lock:
+        with self.lock:
             for task in list(self._kept) if tasks is None else tasks:
                 self._kept.pop(task, None)
 

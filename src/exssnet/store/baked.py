@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ def baked(network: nn.Module, card: Mapping[str, Any], ours: bool) -> nn.Sequent
     """Raw inputs to logits, for the network that was baked of a task; `ours` where it is a built-in one."""
     parts = OrderedDict(
         scaling=scaling_layer(scaling_of(card), card["recipe"], network),
-        network=fx.symbolic_trace(network) if ours else network,
+        network=_as_graph(network) if ours else network,
     )
     return nn.Sequential(parts).eval()
 
@@ -52,6 +52,32 @@ def scaling_layer(scaling: Scaling, recipe: Mapping[str, Any], network: nn.Modul
         x = graph.call_method("double", (x,))
     graph.output(x)
     return fx.GraphModule(constants, graph, "Scaling")
+
+
+def _as_graph(network: nn.Module) -> fx.GraphModule:
+    """The same layers without our classes.
+
+    `fx.symbolic_trace` puts a `__call__` of its own into all modules of the process while it runs, also into those that
+    other threads are running.
+    """
+    graph = fx.Graph()
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    layers = {name: part for name, part in network.named_modules() if _is_torchs(part)}
+
+    def noted(name: str) -> Callable[..., Any]:
+        return lambda *args, **options: tracer.create_proxy("call_module", name, args, options)
+
+    for name, layer in layers.items():
+        layer.forward = noted(name)
+    output = network(fx.Proxy(graph.placeholder("x"), tracer))
+    for layer in layers.values():
+        del layer.forward
+    graph.output(output.node)
+    return fx.GraphModule(network, graph, type(network).__name__)
+
+
+def _is_torchs(part: nn.Module) -> bool:
+    return type(part).__module__.startswith("torch.nn.") and not isinstance(part, nn.Sequential)
 
 
 def state_of(module: nn.Sequential) -> dict[str, Tensor]:

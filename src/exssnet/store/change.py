@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exssnet.errors import StoreError
 from exssnet.model import Model
 from exssnet.store import tasks as task_files
-from exssnet.store.card import content
+from exssnet.store.card import Card, content
 from exssnet.store.manifest import Entry
 from exssnet.store.writer import Writer
 
@@ -72,15 +72,17 @@ class Change:
     def add(self, what: str, card: dict[str, Any], coded: task_files.Coded) -> None:
         """Commit one more task; the other cards need not be read again."""
         cards = [*self._stored.cards, card]
-        self.commit(what, [*self._stored._manifest.tasks, self.entry(card, coded)])
-        self._stored._cards = cards
+        self.commit(what, [*self._stored._manifest.tasks, self.entry(card, coded)], cards)
 
-    def commit(self, what: str, entries: Sequence[Entry]) -> None:
+    def commit(self, what: str, entries: Sequence[Entry], cards: list[Card] | None = None) -> None:
+        """Make it so, on disk and for whoever asks this object; `cards` where all of them are known."""
         manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)
         loaded = self._stored._loaded
         if self._stored._base_content is not None:
             self._writer.put(self._stored._base_content, "safetensors")
-        self._stored._forget(self._writer.commit(manifest))
-        self._stored._unwritten, self._stored._base_content = False, None
-        if loaded is not None and list(loaded.network.tasks) == [entry.name for entry in entries]:
-            self._stored._loaded = loaded  # the change was made in memory too
+        manifest = self._writer.commit(manifest)
+        with self._stored._lock:
+            self._stored._forget(manifest)
+            self._stored._unwritten, self._stored._base_content, self._stored._cards = False, None, cards
+            if loaded is not None and list(loaded.network.tasks) == [entry.name for entry in entries]:
+                self._stored._loaded = loaded  # the change was made in memory too

@@ -311,7 +311,8 @@ class StoredModel(Reader):
 
     def _forget(self, manifest: Manifest) -> None:
         """Let go of what was read, of another state."""
-        self._manifest, self._cards, self._damage, self._loaded, self._mixed = manifest, None, None, None, None
+        with self._lock:
+            self._manifest, self._cards, self._damage, self._loaded, self._mixed = manifest, None, None, None, None
 
 
 def check_name(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
@@ -88,6 +89,13 @@ class Reader:
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
         self._held_out = HeldOut()
+        self._lock = RLock()  # several threads may ask while one learns
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=RLock())
 
     def __repr__(self) -> str:
         network = self._manifest.base.get("network") or "a network of your own"
@@ -111,8 +119,9 @@ class Reader:
     @property
     def tasks(self) -> tuple[StoredTask, ...]:
         """The learned tasks, in order; of a damaged directory those before the damage."""
-        cards = self.cards  # first: reading them may find a newer state
-        return tuple(_described(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=False))
+        with self._lock:
+            cards = self.cards  # first: reading them may find a newer state
+            return tuple(_described(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=False))
 
     @property
     def damage(self) -> Damage | None:
@@ -122,10 +131,11 @@ class Reader:
     @property
     def cards(self) -> list[Card]:
         """The tasks' cards, as stored; of a damaged directory those before the damage."""
-        self._look_again()
-        if self._cards is None:
-            self._cards = self._whole(self._read_cards)
-        return self._cards
+        with self._lock:
+            self._look_again()
+            if self._cards is None:
+                self._cards = self._whole(self._read_cards)
+            return self._cards
 
     def _read_cards(self) -> list[Card]:
         return self._until_damaged([entry.card for entry in self._manifest.tasks], parse)
@@ -157,16 +167,18 @@ class Reader:
             self._cards, self._damage, self._loaded, self._mixed = None, None, None, None
 
     def task(self, name: str) -> StoredTask:
-        card = self.card(name)
-        return _described(self._manifest.tasks[self._place(name)], card)
+        with self._lock:
+            card = self.card(name)
+            return _described(self._manifest.tasks[self._place(name)], card)
 
     def card(self, name: str) -> Card:
         """A task's card, as stored."""
-        cards = self.cards  # first, as above
-        place = self._place(name)
-        if place >= len(cards):
-            self._require(name)
-        return cards[place]
+        with self._lock:
+            cards = self.cards  # first, as above
+            place = self._place(name)
+            if place >= len(cards):
+                self._require(name)
+            return cards[place]
 
     def _require(self, *tasks: str) -> None:
         """Refuse to answer for tasks that cannot be read."""
@@ -194,10 +206,11 @@ class Reader:
     @property
     def model(self) -> Model:
         """The model in memory; read when it is first asked for. Of a damaged directory it has the tasks before."""
-        self._look_again()
-        if self._loaded is None:
-            self._loaded = self._whole(self._load)
-        return self._loaded
+        with self._lock:
+            self._look_again()
+            if self._loaded is None:
+                self._loaded = self._whole(self._load)
+            return self._loaded
 
     def answering(self, *tasks: str) -> Model:
         """The model, where it can answer for these tasks."""
@@ -282,9 +295,11 @@ class Reader:
         for row, name in enumerate(tasks):
             rows.setdefault(name, []).append(row)
         inputs, network = self._rows(x, rows), self.answering(*rows).network
-        if self._mixed is None or self._mixed.network is not network:
-            self._mixed = Mixed(network)
-        return self._mixed.classes(inputs, rows).cpu()
+        with self._lock:
+            if self._mixed is None or self._mixed.network is not network:
+                self._mixed = Mixed(network)
+            mixed = self._mixed
+        return mixed.classes(inputs, rows).cpu()
 
     def _rows(self, x: Array, rows: Mapping[str, list[int]]) -> Tensor:
         """Raw inputs, each in the scaling of its task."""

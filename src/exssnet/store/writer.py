@@ -102,7 +102,10 @@ class Writer:
         if self._began is None or now is None or now.before is None:
             raise StoreError(f"{self.folder.path} has no change that could be undone")
         if self.folder.note(self._began) is not None:
-            raise StoreError(f"{self.folder.path}: only the last change can be undone, and it has been")
+            raise StoreError(
+                f"{self.folder.path}: only the last change can be undone, and it has been, or was given up for room on "
+                f"the disk"
+            )
         content = self.folder.read(now.before)
         back = parse(content, now.before.name)
         for file in back.files():
