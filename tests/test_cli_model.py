@@ -149,11 +149,18 @@ def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_pat
 
     assert good(run("rename", "model", "--task", "low", "--to", "few")) == "low is now few\n"
     assert told(run("tasks", "model", "--json"))[1]["lender"] == "few"
+    files = "its files stay until the next change: `exssnet rollback` brings it back\n"
     assert re.fullmatch(
-        r"removed high: [\d,]+ weights are free again; all other tasks verified unchanged\n",
+        rf"removed high: [\d,]+ weights are free again; all other tasks verified unchanged\n{files}",
         good(run("remove", "model", "--task", "high")),
     )
     assert good(run("rollback", "model")) == "undone: remove high\n"
+    assert re.fullmatch(
+        r"removed few: [\d,]+ weights are free again; all other tasks verified unchanged\n"
+        rf"[\d,]+ values that were trained on it stay, because the masks of other tasks hold them\n{files}",
+        good(run("remove", "model", "--task", "few")),
+    )
+    assert good(run("rollback", "model")) == "undone: remove few\n"
     refused(run("rollback", "model"), "only the last change can be undone")
     assert [task["name"] for task in told(run("tasks", "model", "--json"))] == ["few", "high"]
 

@@ -302,13 +302,12 @@ def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help
 
 @app.command(rich_help_panel=PANEL)
 def remove(path: Where, task: Task, network: Own = None) -> None:
-    """Take a task out; weights that no other task reads become free."""
-    freed = _open(path, network).remove(task)
+    """Take a task out; weights that no other task reads become free, what others read stays as it is."""
+    from exssnet import terminal_model
+
+    removed = _open(path, network).remove(task)
     with stored(f"'{task}' is removed"):
-        if freed is None:
-            say(f"removed {task}, which could not be read any more")
-        else:
-            say(f"removed {task}: {freed:,} weights are free again; all other tasks verified unchanged")
+        terminal_model.print_removed(removed, task)
 
 
 @app.command(rich_help_panel=PANEL)

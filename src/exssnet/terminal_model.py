@@ -14,7 +14,7 @@ from exssnet.store.plan import LayerPlan
 
 if TYPE_CHECKING:
     from exssnet.store.ask import Accuracy, Answer, RoutedAnswer
-    from exssnet.store.model import StoredModel
+    from exssnet.store.model import Removed, StoredModel
     from exssnet.store.plan import Plan
     from exssnet.store.reader import StoredTask
     from exssnet.store.verify import Report
@@ -36,6 +36,20 @@ def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
     say(f"{task.trained_weights:,} weights trained{start}; {100 * free:.1f} % of all weights are free")
     earlier = "; earlier tasks verified unchanged" if len(model.tasks) > 1 else ""
     print(f"{bytes_(task.size)} on disk, digest {task.digest[:16]}{earlier}")
+
+
+def print_removed(removed: Removed | None, task: str) -> None:
+    """What became of a task that was taken out, and what stays of it."""
+    if removed is None:
+        say(f"removed {task}, which could not be read any more")
+        return
+    say(f"removed {task}: {removed.freed:,} weights are free again; all other tasks verified unchanged")
+    if removed.staying:
+        say(f"{removed.staying:,} values that were trained on it stay, because the masks of other tasks hold them")
+    if removed.undoable:
+        say("its files stay until the next change: `exssnet rollback` brings it back")
+    else:
+        say("its files are gone, because the disk was full: it cannot be brought back")
 
 
 def print_tasks(model: StoredModel, as_json: bool) -> None:

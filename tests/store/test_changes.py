@@ -129,7 +129,11 @@ def test_removing_frees_what_no_other_task_reads_and_takes_its_bytes_off_the_dis
     weights, wanted, digests = network.weights.clone(), logits(four), {task.name: task.digest for task in four.tasks}
     size, free = four.summary()["bytes"], network.bank.free_count
     name = f"task{gone}"
-    freed = four.remove(name)
+    removed = four.remove(name)
+    earlier = [mask for other, mask in masks.items() if other < name]
+    trained = masks[name] & (weights != first)
+    for mask in earlier:
+        trained &= ~mask
     del masks[name], wanted[name], digests[name]
     read = [any(mask[place] for mask in masks.values()) for place in range(len(weights))]
     for model in (four, Model.open(four.path)):
@@ -140,7 +144,10 @@ def test_removing_frees_what_no_other_task_reads_and_takes_its_bytes_off_the_dis
         assert {task.name: task.digest for task in model.tasks} == digests
         assert name not in [task.lender for task in model.tasks]
         assert model.verify().verified
-    assert freed == len(read) - sum(read) - free
+    assert removed.freed == len(read) - sum(read) - free
+    assert removed.staying == sum(map(int, trained & torch.tensor(read)))
+    assert removed.staying > 0 or gone > 0
+    assert removed.undoable
     assert four.summary()["bytes"] < size
     trained = four.model.network.bank.free_count
     learn(four, "new", 9)

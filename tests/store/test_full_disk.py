@@ -121,7 +121,7 @@ def test_tasks_are_removed_from_the_last_one_on_until_there_is_room(made, small_
         for task, _, _ in left[::-1]:
             left = left[:-1]
             removed = Model.open(path)
-            removed.remove(task)
+            assert not removed.remove(task).undoable
             assert whole(path) == left
             fill(small_disk)
         (small_disk / "ballast").unlink()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     Source = str | Path | Examples | files.Labelled
 
 LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What became of a task that was taken out."""
+
+    freed: int  # weights that no other task reads: they have their first values back
+    staying: int  # values that were trained on it, and stay because masks of other tasks hold them
+    undoable: bool  # its files stay until the next change, and `rollback` brings it back
 
 
 class StoredModel(Reader):
@@ -209,10 +218,11 @@ class StoredModel(Reader):
                 entries.append(replace(changed, predictor=predictor))
             change.commit(f"rename {task} to {name}", entries)
 
-    def remove(self, task: str) -> int | None:
-        """Take a task out; how many weights became free. What other tasks read stays, and they are verified.
+    def remove(self, task: str) -> Removed | None:
+        """Take a task out; what became of its weights. What other tasks read stays, and they are verified.
 
-        Of a damaged directory the last task can be taken out, unread: then nobody knows how many.
+        Its files stay until the next change, so that `rollback` brings it back. Of a damaged directory the last task
+        can be taken out, unread: then nobody knows what became of its weights.
         """
         with self._changing() as change:
             change.spend_way_back()
@@ -224,6 +234,7 @@ class StoredModel(Reader):
             self.require_whole()
             before = network.bank.free_count
             first, start = self._first(), list(network.tasks).index(task)
+            trained = (network.bank.owners() == start) & (network.weights != first)
             network.remove(task, first)
             for learned in network.tasks.values():  # the name may be another task's some day
                 learned.lender = None if learned.lender == task else learned.lender
@@ -235,9 +246,10 @@ class StoredModel(Reader):
             entries = left[:start]
             for card, coded in zip(cards[start:], task_files.write(network, first, start, used), strict=True):
                 entries.append(change.entry(without(card, task), coded))
+            staying = int((trained & network.bank.used).count_nonzero())
             freed = network.bank.free_count - before
             change.commit(f"remove {task}", entries)
-        return freed
+            return Removed(freed, staying, change.undoable)
 
     def adopt(
         self, card: dict[str, Any], name: str, mask: Tensor, masked: Tensor, private: dict[str, Tensor]
