@@ -37,6 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 MEBIBYTE = 2**20
+LEAST, MOST = -(2**63), 2**64  # of whole numbers, the latter excluded
 MOST_HEADER = 100 * 10**6  # bytes of a safetensors header: the format's own limit
 
 
@@ -216,6 +217,9 @@ def _require_plain(value: Any, where: str, limits: Limits) -> None:
             raise ParseError(f"{where} has more than {limits.values:,} values")
         below: list[Any] = []
         for one in level:
+            kind = type(one)
+            if (kind is int and LEAST <= one < MOST) or (kind is str and one.isascii()):
+                continue  # nearly all
             if isinstance(one, dict | list):
                 if depth == limits.depth:
                     raise ParseError(f"{where} is nested deeper than {depth} levels")
@@ -233,7 +237,7 @@ def _wrong_scalar(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isfinite(value) else "a finite number was expected"
     if isinstance(value, int):
-        return "" if -(2**63) <= value < 2**64 else "a number of 64 bits was expected"
+        return "" if LEAST <= value < MOST else "a number of 64 bits was expected"
     return "" if value is None else "a number, text, list or object was expected"
 
 

@@ -48,12 +48,13 @@ def rewrite(path: Path, edit: Edit) -> None:
     (path / "manifest.json").write_text(text, encoding="utf-8")
 
 
-def rewrite_card(path: Path, task: str, edit: Edit) -> None:
-    """Another card of a task, with the right digests of itself."""
+def rewrite_card(path: Path, task: str, edit: Edit, sign: bool = True) -> None:
+    """Another card of a task, in a file with the right digest and, to `sign` it, with the right one in the card."""
     entry = next(each for each in json.loads((path / "manifest.json").read_text())["tasks"] if each["name"] == task)
     found = json.loads((path / "files" / entry["card"]["name"]).read_text())
     edit(found)
-    content = (json.dumps(found | {"digest": identity(found)}, indent=1, ensure_ascii=False) + "\n").encode()
+    found |= {"digest": identity(found)} if sign else {}
+    content = (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
     digest = hashlib.sha256(content).hexdigest()
     name = f"{digest[:32]}.json"
     (path / "files" / name).write_bytes(content)

@@ -25,6 +25,7 @@ def assert_refused(path: Path, why: str) -> None:
         with pytest.raises(StoreError, match=refusal) as error:
             change(path, what)
         assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 1500
     assert [problem.file for problem in verify(Folder(path)).problems] == ["manifest.json"]
     assert {each: each.read_bytes() for each in all_files(path)} == before
 
@@ -73,6 +74,9 @@ def test_a_file_name_that_leads_elsewhere_is_refused(removed, file):
     [
         lambda found: found.update(base=[]),
         lambda found: found.update(tasks=3),
+        lambda found: found.update(tasks=""),
+        lambda found: found["tasks"][0].update(name="x" * 10**5),
+        lambda found: found.update(change=["x" * 10**5]),
         lambda found: found.update(tasks=[found["tasks"][0]] * 2),
         lambda found: found["tasks"][0].update(name=None),
         lambda found: found["tasks"][0].update(predictor=1),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from math import prod
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,31 +18,40 @@ from torch import Tensor, nn
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.partition import stands_for
 from exssnet.core.proof import combined_digest, digests_of
-from exssnet.errors import InputError, StoreError, unknown
+from exssnet.errors import InputError, ParseError, StoreError, unknown
 from exssnet.methods import methods, parse
 from exssnet.methods.supsup import SupSup
 from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
+from exssnet.typed import Between, Length, line, short, typed
 
 INITS = ("hashed", "keep")
 HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size
+MOST_WEIGHTS = 2**30  # of a built-in network
+MOST_NUMBERS = 2**28  # in an input
+
+Word = Annotated[str, Length(1, 1000)]
 
 
 @dataclass(frozen=True)
 class Base:
     """How a model is made. `network` is a built-in name, or None for a module that the caller passes."""
 
-    network: str | None
-    input: tuple[int, ...]
-    width: float | None
-    density: float
-    seed: int
-    method: str
-    init: str
-    private: tuple[str, ...]
-    head_layer: str | None
-    structure: tuple[str, ...] = ()  # of every tensor the kind, name and shape
+    network: Word | None
+    input: Annotated[tuple[Annotated[int, Between(1, 2**31)], ...], Length(1, 16)]
+    width: Annotated[int | float, Between(0, 10**6)] | None
+    density: Annotated[int | float, Between(0, 1)]
+    seed: Annotated[int, Between(-(2**63), 2**64 - 1)]
+    method: Word
+    init: Word
+    private: tuple[Word, ...]
+    head_layer: Word | None
+    structure: tuple[Word, ...] = ()  # of every tensor the kind, name and shape
     first: str = ""  # digest of the first weights and of all that tasks share
+
+    def __post_init__(self) -> None:
+        if prod(self.input) > MOST_NUMBERS:
+            raise InputError(f"input is {short(self.input)}: more than {MOST_NUMBERS:,} numbers")
 
     def json(self) -> dict[str, Any]:
         return {
@@ -54,13 +64,9 @@ class Base:
     def from_json(cls, found: Mapping[str, Any]) -> Base:
         """What is known of it; names that this version does not know are left alone."""
         try:
-            return cls(
-                found["network"], tuple(found["input"]), found["width"], found["density"], found["seed"],
-                found["method"], found["init"], tuple(found["private"]), found["head_layer"],
-                tuple(found["structure"]), found["first"],
-            )  # fmt: skip
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"the manifest's base cannot be understood: {error}") from error
+            return typed(dict(found), cls, "the manifest's base")
+        except ParseError as error:
+            raise StoreError(str(error)) from error
 
     def model(self, module: nn.Module | None, tensors: Mapping[str, Tensor] | None = None) -> Model:
         """The model without a task; for a module of the user's own with the tensors that were stored."""
@@ -89,9 +95,23 @@ class Base:
         assert self.network is not None
         if self.network not in names():
             raise StoreError(f"the model has the network '{self.network}', which this version does not know: upgrade")
+        self._require_small(self.network)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return build(self.network, self.input, HEAD_ROWS, self.width)
+
+    def _require_small(self, network: str) -> None:
+        """Refuse a network that would take all memory, before any is taken."""
+        try:
+            with torch.device("meta"):
+                weights = sum(each.numel() for each in build(network, self.input, HEAD_ROWS, self.width).parameters())
+        except (RuntimeError, ValueError, OverflowError) as error:
+            raise InputError(f"the network '{network}' cannot be built for these inputs: {line(error)}") from error
+        if weights > MOST_WEIGHTS:
+            raise InputError(
+                f"the network '{network}' for inputs of shape {list(self.input)} would have {weights:,} weights, more "
+                f"than {MOST_WEIGHTS:,}: choose a smaller width or another network"
+            )
 
 
 def new_base(
@@ -173,10 +193,20 @@ def _tensors(network: MaskedNetwork, init: str) -> dict[str, Tensor]:
     return found | ({"weights": network.weights} if init == "keep" else {})
 
 
+def _stands_for(network: MaskedNetwork, name: str, tensor: Tensor, there: Tensor) -> bool:
+    """Whether a stored tensor has the shape of the one that is there, and its type unless both are floats."""
+    shapes = (_shape(network, name.partition(".")[2] or name, each) for each in (tensor, there))
+    floats = tensor.is_floating_point() and there.is_floating_point()
+    return len(set(shapes)) == 1 and tensor.ndim == there.ndim and (floats or tensor.dtype == there.dtype)
+
+
 def _put(network: MaskedNetwork, tensors: Mapping[str, Tensor]) -> None:
     groups = {"frozen": network.frozen, "buffer": network.buffers, "private": network.private_start}
     for name, tensor in tensors.items():
         group, _, short = name.partition(".")
+        there = network.weights if name == "weights" else groups.get(group, {}).get(short)
+        if there is None or not _stands_for(network, name, tensor, there):
+            raise StoreError(f"the base file's tensor '{name}' is not as the network has it")
         if name == "weights":
             network.weights = tensor.clone()
         else:

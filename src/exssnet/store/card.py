@@ -5,45 +5,104 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Annotated, Any
 
 from exssnet.core.network import LearnedTask
 from exssnet.core.proof import combined_digest
-from exssnet.errors import StoreError
+from exssnet.data.limits import MOST_CLASSES
+from exssnet.errors import ParseError, StoreError
+from exssnet.parse import MEBIBYTE, Between, Length, Limits, from_json, typed
+from exssnet.store.base import MOST_NUMBERS
 from exssnet.store.measured import Measured
 
 Card = dict[str, Any]
 
-# what a card must have, and of which kind; `task` is what the network keeps of it
-NEEDED: dict[str, type | tuple[type, ...]] = {
-    "task": dict, "labels": list, "recipe": dict, "scaling": (dict, type(None)), "accuracy": (float, int, type(None)),
-    "examples": int, "held_out": int, "date": str, "digest": str,
-}  # fmt: skip
-OF_TASK: dict[str, type | tuple[type, ...]] = {
-    "name": str, "classes": int, "lender": (str, type(None)), "overlap": (float, int, type(None)),
-    "trained_weights": int, "digests": dict, "kept": str,
-}  # fmt: skip
 ANSWERS = ("labels", "recipe", "scaling")  # what decides an answer beside the tensors
+LIMITS = Limits(size=64 * MEBIBYTE, values=4 * MOST_CLASSES)
+
+Count = Annotated[int, Between(0, 2**48)]
+Word = Annotated[str, Length(0, 100)]
+Name = Annotated[str, Length(1, 1000)]
+Deviation = Annotated[float, Between(1e-45, 1e300)]
+
+
+@dataclass(frozen=True)
+class OfTask:
+    """What the network keeps of a task."""
+
+    name: Name
+    classes: Annotated[int, Between(1, MOST_CLASSES)]
+    lender: Name | None
+    overlap: Annotated[float, Between(0, 1)] | None
+    trained_weights: Count
+    digests: dict[str, str]
+    kept: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the inputs are read."""
+
+    kind: Word
+    shape: Annotated[tuple[Annotated[int, Between(1, MOST_NUMBERS)], ...], Length(1, 16)]
+    dtype: Word = ""  # of arrays
+    columns: tuple[str, ...] = ()  # of tables
+
+    def __post_init__(self) -> None:
+        if prod(self.shape) > MOST_NUMBERS:
+            raise ValueError(f"an input has more than {MOST_NUMBERS:,} numbers")
+        if self.kind == "table" and self.shape != (len(self.columns),):
+            raise ValueError(f"a table of shape {list(self.shape)} has {len(self.columns)} columns")
+        if self.kind not in ("table", "image") and not self.dtype:
+            raise ValueError("dtype is missing")
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """`(x · scale - mean) / std`; empty for indices."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[Deviation, ...] = ()
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a card must have, and of which kind; `routing` and `source` are checked when they are used."""
+
+    task: OfTask
+    labels: tuple[str, ...]
+    recipe: Recipe
+    scaling: Scaling | None
+    accuracy: Annotated[float, Between(0, 100)] | None
+    examples: Count
+    held_out: Count
+    date: Word
+    digest: Word
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != self.task.classes:
+            raise ValueError(f"{len(self.labels)} labels for {self.task.classes} classes")
+        if self.scaling and not len(self.scaling.mean) == len(self.scaling.std) in (0, 1, self.recipe.shape[0]):
+            raise ValueError(
+                f"a scaling with {len(self.scaling.mean)} means and {len(self.scaling.std)} deviations for inputs of "
+                f"shape {list(self.recipe.shape)}"
+            )
 
 
 def parse(content: bytes, where: str) -> Card:
     """The card of these bytes."""
     try:
-        card: Card = json.loads(content)
-        _check(card, NEEDED)
-        _check(card["task"], OF_TASK)
-        _check(card["recipe"], {"kind": str, "shape": list})
-        if len(card["labels"]) != card["task"]["classes"]:
-            raise ValueError("labels")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"{where} is no card of a task: {' '.join(str(error).split())}") from error
+        card: Card = from_json(content, where, LIMITS)
+        known = typed(card, Known, f"{where} is no card of a task")
+    except ParseError as error:
+        raise StoreError(str(error)) from error
+    if card["scaling"] and not (known.scaling and known.scaling.mean):
+        raise StoreError(f"{where} is no card of a task: its scaling has no mean")
     return card
-
-
-def _check(found: Any, needed: Mapping[str, type | tuple[type, ...]]) -> None:
-    for name, kind in needed.items():
-        if not isinstance(found[name], kind):
-            raise TypeError(f"{name} is {found[name]!r}")
 
 
 def content(card: Mapping[str, Any]) -> bytes:
@@ -93,7 +152,7 @@ def distinct(labels: Sequence[str]) -> list[str]:
 
 def of_network(card: Mapping[str, Any]) -> Card:
     """What the network is told of the task: all of `task` that this version knows."""
-    return {name: card["task"][name] for name in OF_TASK}
+    return {field.name: card["task"][field.name] for field in fields(OfTask)}
 
 
 def identity(card: Mapping[str, Any]) -> str:

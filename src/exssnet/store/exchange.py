@@ -25,6 +25,7 @@ from exssnet.errors import InputError, ParseError, StoreError
 from exssnet.store import card as cards
 from exssnet.store.baked import baked, scaling_of, state_of
 from exssnet.store.folder import holds
+from exssnet.store.tasks import unlike
 
 if TYPE_CHECKING:
     from exssnet.core.network import MaskedNetwork
@@ -242,15 +243,14 @@ def adopt_file(model: StoredModel, path: Path, name: str | None) -> str:
 
 def _require_shapes(network: MaskedNetwork, own: Mapping[str, Tensor], classes: int, path: Path) -> None:
     """Refuse tensors that the network could not run with, though they are those of the card."""
-    start = network.start_private("", classes)
-    wanted = {layer.name: layer.shape for layer in network.layout.layers}
-    wanted |= {name: tuple(tensor.shape) for name, tensor in start.items()}
-    needed = wanted.keys() - network.buffers.keys()
-    kinds = {name: start[name].dtype if name in start else network.weights.dtype for name in wanted}
-    found = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    other = [n for n in found if found[n] != wanted.get(n) or own[n].dtype != kinds[n]] or sorted(needed - found.keys())
+    layers = {layer.name: layer.shape for layer in network.layout.layers}
+    private = {name: tensor for name, tensor in own.items() if name not in layers}
+    other = unlike(network, private, classes)
+    for name, shape in layers.items():
+        if name not in own or tuple(own[name].shape) != shape or own[name].dtype != network.weights.dtype:
+            other = other or name
     if other:
-        raise StoreError(f"{path}: '{other[0]}' is not as the network has it")
+        raise StoreError(f"{path}: '{other}' is not as the network has it")
 
 
 def _require_base(model: StoredModel, where: Path, first: object, structure: object) -> None:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from exssnet.errors import StoreError
+from exssnet.typed import line
 from exssnet.version import __version__
 
 FORMAT = 1
 AUTO = "auto"  # asks for the task to be found, so no task may be called so
+MOST_LETTERS = 1000  # in a name; earlier versions had no limit of their own
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,14 @@ def _entries(found: Any) -> tuple[Entry, ...]:
             _typed(task["name"], str), File.from_json(task["card"]), File.from_json(task["tensors"]),
             _typed(task["predictor"], str, type(None)),
         )
-        for task in found
+        for task in _typed(found, list)
     )  # fmt: skip
     names = [entry.name for entry in entries]
-    if len(set(names)) < len(names) or not all(name.isprintable() for name in names):
-        raise ValueError(f"tasks {names!r}")
+    if len(set(names)) < len(names):
+        raise ValueError("two tasks have one name")
+    for name in names:
+        if not name.isprintable() or len(name) > MOST_LETTERS:
+            raise ValueError(f"task {name!r}")
     return entries
 
 
@@ -156,4 +161,4 @@ def _typed(found: Any, *kinds: type) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__} {error}".split())
+    return f"{type(error).__name__} {line(error)}"

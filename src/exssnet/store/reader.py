@@ -138,7 +138,12 @@ class Reader:
             return self._cards
 
     def _read_cards(self) -> list[Card]:
-        return self._until_damaged([entry.card for entry in self._manifest.tasks], parse)
+        cards = self._until_damaged([entry.card for entry in self._manifest.tasks], parse)
+        for place, (entry, card) in enumerate(zip(self._manifest.tasks, cards, strict=False)):
+            if card["task"]["name"] != entry.name:
+                self._damaged(place, entry.card.name, StoreError(f"{entry.card.name} is the card of another task"))
+                return cards[:place]
+        return cards
 
     def _read_tensors(self) -> list[bytes]:
         return self._until_damaged([entry.tensors for entry in self._manifest.tasks], lambda content, _: content)

@@ -6,7 +6,7 @@ the tasks in order gives every weight to its owner, whose file has the value; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from exssnet.core.bank import pack, unpack
 from exssnet.core.network import MaskedNetwork
 from exssnet.errors import DataError, StoreError
 from exssnet.store import codec
+
+PRIVATE = "private."
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,48 @@ def read(
             mask = codec.decode(_content(tensors["mask"]), len(used), used, lender)
             owned = mask & ~used
             if "values" in tensors:
-                weights[owned] = tensors["values"]
+                weights[owned] = _numbers(tensors["values"], int(owned.count_nonzero()), weights)
             if "apart" in tensors:
                 inside = codec.decode(_content(tensors["apart"]), int(mask.count_nonzero()))
-                state[f"task.{index}.apart.0"] = mask.nonzero().view(-1)[inside]
-                state[f"task.{index}.apart.1"] = tensors["apart.values"]
+                state[f"task.{index}.apart.0"] = chosen = mask.nonzero().view(-1)[inside]
+                state[f"task.{index}.apart.1"] = _numbers(tensors["apart.values"], len(chosen), weights)
+            own = {name.removeprefix(PRIVATE): t for name, t in tensors.items() if name.startswith(PRIVATE)}
+            if other := unlike(network, own, card["classes"]):
+                raise DataError(f"its tensor '{other}' is not as the network has it")
         except (SafetensorError, DataError, KeyError, RuntimeError) as error:
             stopped, cards = StoreError(f"it holds no task: {' '.join(str(error).split())}"), cards[:index]
             break
         state[f"task.{index}.mask"] = pack(mask)
-        state |= {f"task.{index}.{name}": t for name, t in tensors.items() if name.startswith("private.")}
+        state |= {f"task.{index}.{PRIVATE}{name}": tensor for name, tensor in own.items()}
         places[card["name"]] = index
         used |= mask
     network.load_state(state | {"weights": weights}, cards)
     return stopped
+
+
+def unlike(network: MaskedNetwork, own: Mapping[str, Tensor], classes: int) -> str | None:
+    """The first of a task's private tensors that the network could not run with, or that it lacks; None if all is well.
+
+    It has every private parameter, its head with a row for each class, and those buffers that learning changed.
+    """
+    head = network.partition.head if network.partition.head_is_private else None
+    wanted = {
+        name: (classes, *tensor.shape[1:]) if name.rpartition(".")[0] == head else tuple(tensor.shape)
+        for name, tensor in network.private_start.items()
+    }
+    kinds = {name: tensor.dtype for name, tensor in (network.private_start | network.buffers).items()}
+    shapes = wanted | {name: tuple(tensor.shape) for name, tensor in network.buffers.items()}
+    for name, tensor in own.items():
+        if tuple(tensor.shape) != shapes.get(name) or tensor.dtype != kinds[name]:
+            return name
+    return min(wanted.keys() - own.keys(), default=None)
+
+
+def _numbers(values: Tensor, count: int, like: Tensor) -> Tensor:
+    """Weights of which there are so many."""
+    if values.shape != (count,) or values.dtype != like.dtype:
+        raise DataError(f"it has {values.dtype} {list(values.shape)} for {count} weights in {like.dtype}")
+    return values.to(like.device)
 
 
 def _bytes(content: bytes) -> Tensor:
@@ -92,5 +122,7 @@ def _bytes(content: bytes) -> Tensor:
 
 
 def _content(tensor: Tensor) -> bytes:
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise DataError(f"a coded mask is {tensor.dtype} {list(tensor.shape)}, not bytes")
     content: bytes = tensor.numpy().tobytes()
     return content
