@@ -16,6 +16,7 @@ from exssnet.errors import ParseError, StoreError
 from exssnet.parse import MEBIBYTE, Between, Length, Limits, from_json, typed
 from exssnet.store.base import MOST_NUMBERS
 from exssnet.store.measured import Measured
+from exssnet.store.probe import Probe
 
 Card = dict[str, Any]
 
@@ -82,6 +83,7 @@ class Known:
     date: Word
     digest: Word
     label: str | None = None
+    probe: Probe | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != self.task.classes:

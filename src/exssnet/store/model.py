@@ -16,7 +16,7 @@ from exssnet.data import files
 from exssnet.data.inputs import check_labels, count_classes, read_examples
 from exssnet.data.naming import class_names
 from exssnet.errors import InputError, StoreError
-from exssnet.store import exchange
+from exssnet.store import exchange, probe
 from exssnet.store import tasks as task_files
 from exssnet.store.base import check_method, new_base
 from exssnet.store.card import Card, identity, of_network, renamed, with_task, without
@@ -103,8 +103,13 @@ class StoredModel(Reader):
     def open(
         cls, path: str | Path, module: nn.Module | None = None, device: str | torch.device | None = None
     ) -> StoredModel:
-        """A directory that is there. `module`: the network, where it is one of your own."""
-        return cls(Folder(Path(path)), module, device)
+        """A directory that is there. `module`: the network, where it is one of your own.
+
+        A module is refused here if it is built otherwise, or does not compute what the first task was learned with.
+        """
+        model = cls(Folder(Path(path)), module, device)
+        model.check_module()
+        return model
 
     # --- learning ----------------------------------------------------------------------------------------------
 
@@ -168,6 +173,7 @@ class StoredModel(Reader):
             if len(rest):
                 self._held_out.keep(card["digest"], found.inputs[rest])
             card["routing"] = self._routing([*self.cards, card])
+            card["probe"] = probe.made(model.network, name, found.recipe, found.inputs)
             coded = task_files.write(model.network, self._first(), len(model.tasks) - 1, used)[0]
             change.add(f"learn {name}", card, coded)
         return self.task(name)
@@ -261,6 +267,8 @@ class StoredModel(Reader):
             used = network.bank.used.clone()
             learned = network.adopt(of_network(card) | {"name": name}, mask, masked, private)
             card = with_task(card, learned)
+            if (wrong := probe.difference(network, card)) is not None:
+                raise StoreError(probe.refusal(name, wrong, self._module is not None))
             card["routing"] = self._routing([*self.cards, card])  # what it was among other tasks means nothing here
             coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
             change.add(f"import {name}", card, coded)
@@ -304,7 +312,7 @@ class StoredModel(Reader):
         routing = sum(map(written, more)) / len(more)
         if not self._manifest.tasks:
             network = self.model.network
-            return routing + 500 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, digests
+            return routing + 900 + 200 * (len(network.layout.layers) + len(network.private_start))  # names, digests
         last = self._manifest.tasks[-1]
         header = 8 + int.from_bytes(self._folder.read(last.tensors)[:8], "little")
         return routing - written(len(self._manifest.tasks)) + last.card.size + header

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -20,6 +20,7 @@ from exssnet.data import files
 from exssnet.data.inputs import read_examples
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model, listed
+from exssnet.store import probe
 from exssnet.store import tasks as task_files
 from exssnet.store.auto import Found, find
 from exssnet.store.baked import baked
@@ -88,6 +89,7 @@ class Reader:
         self._damage: Damage | None = None
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
+        self._probed = False  # whether a task has shown that the module computes what it should
         self._held_out = HeldOut()
         self._lock = RLock()  # several threads may ask while one learns
 
@@ -212,10 +214,25 @@ class Reader:
     def model(self) -> Model:
         """The model in memory; read when it is first asked for. Of a damaged directory it has the tasks before."""
         with self._lock:
+            model = self.unproved()
+            if not self._probed:
+                probe.require_one(model.network, self._cards or [], self._module is not None)
+                self._probed = True
+            return model
+
+    def unproved(self) -> Model:
+        """The same, whatever it computes."""
+        with self._lock:
             self._look_again()
             if self._loaded is None:
                 self._loaded = self._whole(self._load)
             return self._loaded
+
+    def check_module(self) -> None:
+        """Refuse a module of the user's own that is not the one, by the first task, which needs no other one."""
+        if self._module is not None and self._manifest.tasks:
+            first = Reader(self._folder, self._module, None, replace(self._manifest, tasks=self._manifest.tasks[:1]))
+            first.model  # noqa: B018
 
     def answering(self, *tasks: str) -> Model:
         """The model, where it can answer for these tasks."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from exssnet.core.network import ALL_TASKS
 from exssnet.errors import ExssnetError, StoreError
+from exssnet.store import probe
 from exssnet.store.card import identity
 from exssnet.store.folder import MANIFEST, Folder, Missing
 from exssnet.store.manifest import File, Manifest, parse
@@ -116,7 +118,8 @@ def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Rep
         stored = StoredModel(folder, module, None)
         if stored.base.network is None and module is None:
             return report
-        found = stored.model.network.verify()
+        network = stored.unproved().network
+        found = network.verify()
         if stored.damage is not None:  # whole files, but not what they should be
             damage = stored.damage
             problem = Problem(damage.file, damage.tasks, f"{damage.file}: {damage.reason}")
@@ -128,6 +131,12 @@ def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Rep
             Problem(entry.card.name, (entry.name,), f"{entry.card.name} no longer says how the task was learned")
             for entry, card in zip(stored.manifest.tasks, stored.cards, strict=True)
             if card["digest"] != identity(card)
+        )
+        own, changed = module is not None, {task for task, _ in found.changed}
+        problems += tuple(
+            Problem(entry.card.name, (entry.name,), probe.refusal(entry.name, wrong, own))
+            for entry, card in zip(stored.manifest.tasks, stored.cards, strict=True)
+            if not changed & {entry.name, ALL_TASKS} and (wrong := probe.difference(network, card)) is not None
         )
         return Report(problems, report.files, report.bytes, found)
     except ExssnetError as error:
