@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from exssnet.store.ask import Accuracy, Answer, RoutedAnswer
     from exssnet.store.model import Removed, StoredModel
     from exssnet.store.plan import Plan
-    from exssnet.store.reader import StoredTask
+    from exssnet.store.stored_task import StoredTask
     from exssnet.store.verify import Report
 
 NONE = "–"

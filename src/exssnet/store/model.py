@@ -27,7 +27,8 @@ from exssnet.store.learning import cut, fitting_scaling, parts, usual_batch, usu
 from exssnet.store.manifest import AUTO, File, Manifest
 from exssnet.store.measured import measure, written
 from exssnet.store.plan import Plan, plan
-from exssnet.store.reader import Reader, StoredTask
+from exssnet.store.reader import Reader
+from exssnet.store.stored_task import StoredTask
 from exssnet.store.verify import Report, verify
 from exssnet.train import Listener
 

@@ -25,12 +25,13 @@ from exssnet.store import tasks as task_files
 from exssnet.store.auto import Found, find
 from exssnet.store.baked import baked
 from exssnet.store.base import Base
-from exssnet.store.card import Card, identity, of_network, parse
+from exssnet.store.card import Card, of_network, parse
 from exssnet.store.folder import Folder, Missing
 from exssnet.store.held_out import HeldOut
-from exssnet.store.manifest import AUTO, Entry, File, Manifest
+from exssnet.store.manifest import AUTO, File, Manifest
 from exssnet.store.measured import Measured, takes
 from exssnet.store.routing import prepared, route_among
+from exssnet.store.stored_task import StoredTask
 
 if TYPE_CHECKING:
     from exssnet.data.inputs import Array, Examples
@@ -38,28 +39,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 256 * 2**20  # of weights ready to run, so that changing between tasks costs nothing
 
 Read = TypeVar("Read")
-
-
-@dataclass(frozen=True)
-class StoredTask:
-    """What a directory knows of a task."""
-
-    name: str
-    labels: tuple[str, ...]  # the classes, by name
-    accuracy: float | None  # in percent, on the part that was held out
-    examples: int  # it was trained with
-    lender: str | None
-    overlap: float | None
-    trained_weights: int
-    date: str
-    size: int  # bytes on disk
-    digest: str
-    card: Mapping[str, Any]  # all of it, as stored
-
-    def __repr__(self) -> str:
-        right = "" if self.accuracy is None else f", {self.accuracy:.1f} % right"
-        lender = "" if self.lender is None else f", lender {self.lender!r}"
-        return f"StoredTask({self.name!r}, {len(self.labels)} classes{right}{lender}, digest {self.digest[:16]})"
 
 
 @dataclass(frozen=True)
@@ -123,7 +102,7 @@ class Reader:
         """The learned tasks, in order; of a damaged directory those before the damage."""
         with self._lock:
             cards = self.cards  # first: reading them may find a newer state
-            return tuple(_described(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=False))
+            return tuple(StoredTask.of(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=False))
 
     @property
     def damage(self) -> Damage | None:
@@ -176,7 +155,7 @@ class Reader:
     def task(self, name: str) -> StoredTask:
         with self._lock:
             card = self.card(name)
-            return _described(self._manifest.tasks[self._place(name)], card)
+            return StoredTask.of(self._manifest.tasks[self._place(name)], card)
 
     def card(self, name: str) -> Card:
         """A task's card, as stored."""
@@ -394,15 +373,6 @@ class Reader:
 
     def _inputs(self, x: Array, task: str) -> Tensor:
         return prepared(checked(x), self.card(task)["scaling"])
-
-
-def _described(entry: Entry, card: Mapping[str, Any]) -> StoredTask:
-    task = card["task"]
-    return StoredTask(
-        entry.name, tuple(card["labels"]), card["accuracy"], card["examples"], task["lender"], task["overlap"],
-        task["trained_weights"], card["date"], entry.card.size + entry.tensors.size,
-        identity(card), card,
-    )  # fmt: skip
 
 
 def checked(x: Array) -> Tensor:
