@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import exssnet
-from exssnet.disk import cache_folder
+from exssnet.io.disk import cache_folder
 
 pytest.importorskip("numba", reason="needs numba")
 

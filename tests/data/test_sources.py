@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from exssnet.data import load, split
 from exssnet.data.cache import cached, fingerprint
 from exssnet.data.dataset import digest_of
-from exssnet.disk import cache_folder
+from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, InputError
 
 

@@ -13,7 +13,7 @@ from tests.experiments.comparing import RESULTS
 from tests.experiments.short_runs import short
 
 from exssnet import terminal
-from exssnet.disk import temporary
+from exssnet.io.disk import temporary
 from exssnet.errors import RunError
 from exssnet.experiments import compare
 from exssnet.experiments.compare_formats import FORMATS

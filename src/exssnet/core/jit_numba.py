@@ -24,8 +24,8 @@ from numba.core import serialize
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
-from exssnet.disk import cache_folder, write_whole
-from exssnet.parse import MEBIBYTE, read
+from exssnet.io.disk import cache_folder, write_whole
+from exssnet.io.parse import MEBIBYTE, read
 
 DIGEST = 32  # bytes in front of what a file holds
 MOST_BYTES = 64 * MEBIBYTE

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from exssnet.data.dataset import digest_of
 from exssnet.errors import ParseError
-from exssnet.parse import require_regular
+from exssnet.io.parse import require_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

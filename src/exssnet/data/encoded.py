@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exssnet import parse
+from exssnet.io import parse
 from exssnet.data.cache import fingerprint, write_tensors
 from exssnet.data.parquet import encoded_groups
-from exssnet.disk import cache_folder
+from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, ParseError
 
 if TYPE_CHECKING:

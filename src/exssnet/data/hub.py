@@ -9,8 +9,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exssnet import parse
-from exssnet.disk import cache_folder
+from exssnet.io import parse
+from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, ParseError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from exssnet import parse
+from exssnet.io import parse
 from exssnet.errors import DataError, InputError, ParseError
 
 VARIABLE = "EXSSNET_MAX_GB"

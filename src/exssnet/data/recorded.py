@@ -11,7 +11,7 @@ from typing import Annotated
 from exssnet.data.limits import opened
 from exssnet.data.pictures import class_folders, image_files
 from exssnet.errors import DataError
-from exssnet.typed import Between, Length, Matching
+from exssnet.io.typed import Between, Length, Matching
 
 CHUNK = 2**20
 

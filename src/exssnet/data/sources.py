@@ -12,7 +12,7 @@ from exssnet.data.parquet import class_names, decode
 from exssnet.data.registry import Source, find_source
 from exssnet.data.streams import rows_by_class
 from exssnet.data.tensors import TensorSplit
-from exssnet.disk import cache_folder
+from exssnet.io.disk import cache_folder
 from exssnet.randomness import generator
 
 

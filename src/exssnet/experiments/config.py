@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from exssnet import parse
+from exssnet.io import parse
 from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments.benchmarks import STREAMS, recipe
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from exssnet import parse
+from exssnet.io import parse
 from exssnet.errors import RunError
 from exssnet.experiments.config import RunConfig
-from exssnet.parse import Between, Length, ParseError
-from exssnet.typed import short
+from exssnet.io.parse import Between, Length, ParseError
+from exssnet.io.typed import short
 
 Name = Annotated[str, Length(1, 200)]
 Percent = Annotated[float, Between(0, 100)]

@@ -23,7 +23,7 @@ from exssnet.methods import methods, parse
 from exssnet.methods.supsup import SupSup
 from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
-from exssnet.typed import Between, Length, line, short, typed
+from exssnet.io.typed import Between, Length, line, short, typed
 
 INITS = ("hashed", "keep")
 HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size

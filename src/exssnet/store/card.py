@@ -13,7 +13,7 @@ from exssnet.core.network import LearnedTask
 from exssnet.core.proof import combined_digest
 from exssnet.data.limits import MOST_CLASSES
 from exssnet.errors import ParseError, StoreError
-from exssnet.parse import MEBIBYTE, Between, Length, Limits, from_json, typed
+from exssnet.io.parse import MEBIBYTE, Between, Length, Limits, from_json, typed
 from exssnet.store.base import MOST_NUMBERS
 from exssnet.store.measured import Measured
 from exssnet.store.probe import Probe

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from exssnet import parse
+from exssnet.io import parse
 from exssnet.core.proof import digests_of
-from exssnet.disk import temporary, write_together
+from exssnet.io.disk import temporary, write_together
 from exssnet.errors import InputError, ParseError, StoreError
 from exssnet.store import card as cards
 from exssnet.store.baked import baked, scaling_of, state_of

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exssnet.disk import TEMPORARY, flag, sync_names
+from exssnet.io.disk import TEMPORARY, flag, sync_names
 from exssnet.errors import ParseError, StoreError
-from exssnet.parse import MEBIBYTE, read
+from exssnet.io.parse import MEBIBYTE, read
 from exssnet.store.manifest import File, Manifest, parse, undone_note
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch import Tensor
 from exssnet.data.files import Labelled, hold_out, read_labelled
 from exssnet.data.recorded import Recorded, record
 from exssnet.errors import DataError
-from exssnet.typed import Between, typed
+from exssnet.io.typed import Between, typed
 
 MOST_ROWS = 200  # of a task
 KEPT_BYTES = 64 * 10**6  # in memory, of all tasks

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exssnet.errors import StoreError
-from exssnet.typed import line
+from exssnet.io.typed import line
 from exssnet.version import __version__
 
 FORMAT = 1

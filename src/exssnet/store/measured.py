@@ -20,7 +20,7 @@ from exssnet.core.routing import certainty
 from exssnet.errors import ExssnetError, ParseError
 from exssnet.store.held_out import MOST_ROWS, spread
 from exssnet.store.routing import route_among
-from exssnet.typed import Between, Length, typed
+from exssnet.io.typed import Between, Length, typed
 
 if TYPE_CHECKING:
     from exssnet.store.card import Card

@@ -20,7 +20,7 @@ from torch import Tensor
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import tensor_digest
 from exssnet.errors import StoreError
-from exssnet.typed import Between, Length, Matching, line, typed
+from exssnet.io.typed import Between, Length, Matching, line, typed
 
 ROWS = 8  # inputs; fewer where they are large
 NUMBERS = 2**13  # in all inputs, about: two images of 32 × 32, so that a check costs little

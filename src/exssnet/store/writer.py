@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from exssnet.disk import sync_names, temporary, write_new, write_whole
+from exssnet.io.disk import sync_names, temporary, write_new, write_whole
 from exssnet.errors import StoreError
 from exssnet.store.folder import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
 from exssnet.store.manifest import File, Manifest, parse, undone_note

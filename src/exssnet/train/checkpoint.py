@@ -15,9 +15,9 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from exssnet.disk import write_whole
+from exssnet.io.disk import write_whole
 from exssnet.errors import RunError
-from exssnet.parse import read_safetensors
+from exssnet.io.parse import read_safetensors
 
 MOST_BYTES = 2**40
 DIGEST = b'"sha256":"'  # as it is in the header; what else is there has its quotes escaped

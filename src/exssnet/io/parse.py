@@ -9,7 +9,7 @@
 
 Only regular files are opened, and their size is known before they are read. No name may be there twice, no number may
 be NaN, infinite or of more than 64 bits, text is whole Unicode characters, YAML has no aliases, and depth and number of
-values are limited. `exssnet.typed` says what the annotations mean.
+values are limited. `exssnet.io.typed` says what the annotations mean.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
-from exssnet.disk import flag
+from exssnet.io.disk import flag
 from exssnet.errors import ParseError
-from exssnet.typed import Between, Length, Matching, line, short, typed
+from exssnet.io.typed import Between, Length, Matching, line, short, typed
 
 __all__ = [
     "JSON", "MEBIBYTE", "YAML", "Between", "Length", "Limits", "Matching", "ParseError", "from_json", "from_yaml",

@@ -1,0 +1,1 @@
+"""Files from outside, read into typed values with limits, and files of ours, written atomically."""
