@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from exssnet.console import one_line_errors
-from exssnet.core.kernels import has_triton
+from exssnet.engine.kernels import has_triton
 from exssnet.experiments.run import device_name, versions
 
 if has_triton():
-    from exssnet.core import convolution_triton as ours
-    from exssnet.core.convolution_triton import Tile
+    from exssnet.engine.cuda import convolution_triton as ours
+    from exssnet.engine.cuda.convolution_triton import Tile
 
 Shape = tuple[int, int, int, int, int]  # inputs, outputs, size of the image, kernel, stride
 SHAPES: dict[Shape, int] = {  # and how often it occurs

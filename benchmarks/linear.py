@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from exssnet.console import one_line_errors
-from exssnet.core.linear import packed
-from exssnet.core.linear_numba import product
+from exssnet.engine.cpu.linear import packed
+from exssnet.engine.cpu.linear_numba import product
 from exssnet.experiments.run import device_name, versions
 
 LAYERS = ((300, 784), (1000, 1000), (100, 300))  # outputs, inputs

@@ -26,7 +26,7 @@ import torch
 
 from exssnet import Model
 from exssnet.console import one_line_errors
-from exssnet.core.execution import PLAIN
+from exssnet.engine.execution import PLAIN
 from exssnet.core.mixed import Mixed
 from exssnet.experiments.run import device_name, versions
 

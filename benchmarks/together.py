@@ -23,7 +23,7 @@ from exssnet.console import one_line_errors
 from exssnet.data import TensorData
 from exssnet.experiments.run import device_name, versions
 from exssnet.experiments.together import MOST
-from exssnet.train.turns import CONNECTIONS, ask_for_connections, taking_turns
+from exssnet.engine.cuda.gpu_lock import CONNECTIONS, ask_for_connections, taking_turns
 from step import cudnn, images, parse, steps_of
 
 

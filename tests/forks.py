@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SLOW = (
-    "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.core.selection_numba",
+    "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.engine.cpu.selection_numba",
     "exssnet.experiments.compare_formats", "exssnet.experiments.run", "exssnet.experiments.together",
     "exssnet.methods.exssnet", "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model",
     "exssnet.terminal", "exssnet.terminal_model", "exssnet.terminal_progress", "pyarrow.parquet",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import exssnet
 from exssnet import Model
-from exssnet.core.execution import CPU
+from exssnet.engine.execution import CPU
 from exssnet.models import build
 
 

@@ -13,11 +13,12 @@ from tests.core.networks import mlp, task
 from tests.stopping import cut_after
 from torch import nn
 
-from exssnet.core import kernels, reference, transfer
-from exssnet.core.execution import CUDA, Execution
-from exssnet.core.kernels import has_triton
+from exssnet.engine import kernels
+from exssnet.core import reference, transfer
+from exssnet.engine.execution import CUDA, Execution
+from exssnet.engine.kernels import has_triton
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.runner import _Form
+from exssnet.core.module.skeleton import _Form
 from exssnet.core.selection import keep_counts, select
 from exssnet.core.transfer import scores_from_mask
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
@@ -41,7 +42,7 @@ pytestmark = [
 
 
 if has_triton():
-    from exssnet.core import jit_triton
+    from exssnet.engine.cuda import jit_triton
 
 WAYS = {
     "plain": Execution(),
@@ -293,7 +294,7 @@ def test_while_a_run_computes_fp32_is_fp32():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(training, monkeypatch):
-    from exssnet.core import convolution_triton as kernels
+    from exssnet.engine.cuda import convolution_triton as kernels
 
     network = MaskedNetwork(build("resnet18", (3, 24, 24), 3, width=13), 0.3).to("cuda")
     network.execute(WAYS["bf16, narrow"])
@@ -326,9 +327,9 @@ def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(traini
 
 
 def test_a_rehearsal_of_the_steps_leaves_no_kernel_to_compile(monkeypatch):
-    from exssnet.core import convolution_triton, learned_triton, loss_triton, selection_triton
-    from exssnet.data import batch_triton
-    from exssnet.train import adam_triton
+    from exssnet.engine.cuda import convolution_triton, values_triton as learned_triton, loss_triton, selection_triton
+    from exssnet.engine.cuda import batch_triton
+    from exssnet.engine.cuda import adam_triton
 
     rooms = (convolution_triton, selection_triton, learned_triton, loss_triton, batch_triton, adam_triton)
     kernels = [thing for room in rooms for thing in vars(room).values() if hasattr(thing, "device_caches")]

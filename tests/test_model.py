@@ -10,7 +10,7 @@ from torch import nn
 
 import exssnet
 from exssnet import ForgettingError, InputError, Model
-from exssnet.core.initialise import fresh_scores
+from exssnet.core.init import fresh_scores
 from exssnet.data import TensorData
 from exssnet.data.tensors import Shared
 
@@ -265,7 +265,7 @@ def test_weights_are_the_signed_constant_and_scores_are_drawn_anew_for_each_task
         piece = network.layout.tensors(network.weights)[layer.name]
         assert torch.allclose(piece.abs(), torch.full_like(piece, (2 / layer.fan_in) ** 0.5))
         assert 0.3 < float((piece > 0).double().mean()) < 0.7
-    scores = [exssnet.core.initialise.fresh_scores(network.layout, 3, name) for name in ("a", "b")]
+    scores = [exssnet.core.init.fresh_scores(network.layout, 3, name) for name in ("a", "b")]
     assert not torch.equal(*scores)
     for layer, piece in zip(network.layout.layers, network.layout.slices(scores[0]), strict=True):
         assert float(piece.abs().max()) <= layer.fan_in**-0.5

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.execution import at_once
+from exssnet.engine.execution import at_once
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.partition import check_words
 from exssnet.core.proof import Verification

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from exssnet.core.arrangement import Arrangement
-from exssnet.core.execution import PLAIN, Execution
+from exssnet.engine.memory_format import Arrangement
+from exssnet.engine.execution import PLAIN, Execution
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.errors import InputError

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, linear, mse_loss
 
 from exssnet.core import fisher
 from exssnet.core.fisher import fisher_diagonal
-from exssnet.core.runner import Runner
+from exssnet.core.module.skeleton import Runner
 from exssnet.errors import InputError
 from exssnet.models import build
 

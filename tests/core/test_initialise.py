@@ -3,7 +3,7 @@
 import torch
 from tests.core.networks import mlp
 
-from exssnet.core.initialise import fresh_head, fresh_scores, signed_constant
+from exssnet.core.init import fresh_head, fresh_scores, signed_constant
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 

@@ -17,7 +17,7 @@ pytest.importorskip("numba", reason="needs numba")
 
 MODULE = """
 import numpy as np
-from exssnet.core.jit_numba import jit
+from exssnet.engine.cpu.jit_numba import jit
 
 @jit
 def _inner(x, factor):
@@ -35,7 +35,7 @@ LEARNS = """
 import torch
 torch.set_num_threads(1)
 import exssnet
-from exssnet.core.kernels_numba import update_masks
+from exssnet.engine.cpu.kernels_numba import update_masks
 from exssnet.models import build
 draw = torch.Generator().manual_seed(0)
 y = torch.arange(64) % 2

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exssnet.core.arrangement import Arrangement
-from exssnet.core.execution import CPU
+from exssnet.engine.memory_format import Arrangement
+from exssnet.engine.execution import CPU
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import OwnSubnetwork, ScoredSubnetwork
@@ -15,7 +15,7 @@ from exssnet.models import build
 
 pytest.importorskip("numba", reason="needs numba")
 
-from exssnet.core.learned_numba import LearnedWeights
+from exssnet.engine.cpu.values_numba import LearnedWeights
 
 LAYOUT = Layout((Layer("a", (7, 30), 30, 0, False), Layer("b", (3, 5), 5, 210, False), Layer("c", (2,), 1, 225, False)))
 
@@ -99,7 +99,7 @@ def values_after_steps(name, side, turned=False):
 def test_values_are_learned_as_without_numba_bit_for_bit(name, side, monkeypatch):
     ours = values_after_steps(name, side)
     assert torch.equal(values_after_steps(name, side, turned=True), ours)  # places in another order go the plain way
-    monkeypatch.setitem(sys.modules, "exssnet.core.learned_numba", None)  # an import of it fails now
+    monkeypatch.setitem(sys.modules, "exssnet.engine.cpu.values_numba", None)  # an import of it fails now
     assert torch.equal(values_after_steps(name, side), ours)
 
 

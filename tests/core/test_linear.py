@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from exssnet.core import linear
-from exssnet.core.execution import CPU, PLAIN
+from exssnet.engine.cpu import linear
+from exssnet.engine.execution import CPU, PLAIN
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.models import build
 
 pytest.importorskip("numba", reason="needs numba")
 
-from exssnet.core import linear_numba
+from exssnet.engine.cpu import linear_numba
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +200,8 @@ def test_a_learned_task_is_computed_densely_where_its_mask_does_not_help(monkeyp
     torch.set_num_threads(2)
     assert not any(hasattr(weight, "masked") for weight in with_a_learned_task().ready("task").values())
     torch.set_num_threads(1)
-    monkeypatch.delattr("exssnet.core.linear_numba")
-    monkeypatch.setitem(sys.modules, "exssnet.core.linear_numba", None)  # an import of it fails now
+    monkeypatch.delattr("exssnet.engine.cpu.linear_numba")
+    monkeypatch.setitem(sys.modules, "exssnet.engine.cpu.linear_numba", None)  # an import of it fails now
     with_a_learned_task().logits(x, "task")
     assert not calls
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from exssnet import InputError
 from exssnet.core import routing
-from exssnet.core.execution import CPU
+from exssnet.engine.execution import CPU
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.routing import RULES, Superposition
 

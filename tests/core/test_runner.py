@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from exssnet.core.runner import Runner
+from exssnet.core.module.skeleton import Runner
 
 
 class Tied(nn.Module):
@@ -92,7 +92,7 @@ def test_what_a_layer_sees_is_computed_and_nothing_after_it(monkeypatch):
     monkeypatch.setattr(
         nn.Linear, "forward", lambda layer, input: ran.append(layer.out_features) or plain(layer, input)
     )
-    monkeypatch.setattr("exssnet.core.runner.is_rehearsing", lambda: pytest.fail("Triton would be imported"))
+    monkeypatch.setattr("exssnet.core.module.skeleton.is_rehearsing", lambda: pytest.fail("Triton would be imported"))
     assert torch.equal(runner.inputs_of("last", tensors, x), module.first(x).relu())
     assert ran == [3, 3]  # the runner's and the module's first layer, no last one
     assert all(tensor.is_meta for _, tensor in all_of(runner._form.skeleton))

@@ -9,13 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exssnet.core import reference
-from exssnet.core.arrangement import Arrangement
-from exssnet.core.execution import CPU
+from exssnet.engine.memory_format import Arrangement
+from exssnet.engine.execution import CPU
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import keep_counts, keep_only, masked_weights, select
-from exssnet.core.selection_cpu import BandSelector
-from exssnet.core.selection_numba import CompiledSelector
+from exssnet.engine.cpu.selection_cpu import BandSelector
+from exssnet.engine.cpu.selection_numba import CompiledSelector
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.errors import InputError
 from exssnet.models import build
@@ -309,7 +309,7 @@ def test_training_with_the_compiled_selector_and_without_is_the_same(name, side,
         return type(scored._selector), scored.scores.detach()
 
     compiled, found = scores_after_training()
-    monkeypatch.setitem(sys.modules, "exssnet.core.selection_numba", None)  # an import of it fails now
+    monkeypatch.setitem(sys.modules, "exssnet.engine.cpu.selection_numba", None)  # an import of it fails now
     plain, wanted = scores_after_training()
     assert (compiled, plain) == (CompiledSelector, BandSelector)
     assert torch.equal(found, wanted)

@@ -8,10 +8,10 @@ from tests.core.networks import examples, mlp, task
 
 from exssnet import Model
 from exssnet.core import reference, transfer
-from exssnet.core.initialise import fresh_head, fresh_scores
+from exssnet.core.init import fresh_head, fresh_scores
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.ready import Ready
+from exssnet.core.weight_cache import Ready
 from exssnet.core.selection import select
 from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
 from exssnet.data import TensorData

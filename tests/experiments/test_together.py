@@ -18,7 +18,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(config_module, "_has_bf16", lambda device: True)
-    monkeypatch.setattr("exssnet.core.kernels.has_triton", lambda: True)
+    monkeypatch.setattr("exssnet.engine.kernels.has_triton", lambda: True)
     return monkeypatch
 
 
@@ -53,7 +53,7 @@ def test_a_gpu_without_bf16_computes_in_fp32_and_says_so_if_asked_for_more(gpu):
 
 
 def test_without_triton_nothing_is_compiled_and_asking_for_it_is_refused(gpu):
-    gpu.setattr("exssnet.core.kernels.has_triton", lambda: False)
+    gpu.setattr("exssnet.engine.kernels.has_triton", lambda: False)
     assert plans(1)[0].compile == "off"
     with pytest.raises(InputError, match="compile on needs Triton, which is not installed"):
         plans(1, compile="on")

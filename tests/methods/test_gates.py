@@ -8,7 +8,7 @@ from tests.methods.gated import both, digits, made, task, toy
 from tests.stopping import cut_after
 from torch import nn
 
-from exssnet.core import runner
+from exssnet.core.module import skeleton as runner
 from exssnet.core.gated import gated
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve

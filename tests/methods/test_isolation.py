@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
 from exssnet.core import reference
-from exssnet.core.execution import CPU, PLAIN, Execution
+from exssnet.engine.execution import CPU, PLAIN, Execution
 from exssnet.core.isolation import ThresholdSubnetwork, WinningSubnetwork
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.selection_cpu import BandSelector
+from exssnet.engine.cpu.selection_cpu import BandSelector
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.errors import InputError
 from exssnet.experiments.benchmarks import recipe, recipes
@@ -209,7 +209,7 @@ def selection(kind, network):
         need("triton", "the kernels' own tests need Triton: pip install triton")
         if torch.cuda.is_available():
             pytest.skip("not for a machine with a GPU: the kernels run there")
-        from exssnet.core.selection_triton import TritonSelector
+        from exssnet.engine.cuda.selection_triton import TritonSelector
 
         return TritonSelector(network.layout, network.keep, network.arrangement.places, network.arrangement.size)
     return None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from exssnet.core.execution import at_once
+from exssnet.engine.execution import at_once
 from exssnet.data.tensors import Shared, TensorData, TensorSplit
 from exssnet.data.transforms import HorizontalFlip, Normalize, RandomCrop
 from exssnet.train.evaluate import accuracy

@@ -53,7 +53,7 @@ def test_three_tasks_learned_by_the_loop_equal_three_tasks_of_the_reference(name
     earlier = []
     for number in range(3):
         new = task(number)
-        from exssnet.core.initialise import fresh_scores
+        from exssnet.core.init import fresh_scores
 
         scores = list(network.layout.tensors(fresh_scores(network.layout, seed, new.name)).values())
         scores = reference.learn_mask(forward, weights, scores, batches(new, "mask", epochs, seed), density, 0.01)

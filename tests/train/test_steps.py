@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.core.networks import mlp, task
 
-from exssnet.core import side
+from exssnet.engine.cuda import second_stream as side
 from exssnet.methods import parse
 from exssnet.methods.base import Phase
 from exssnet.methods.supsup import MaskSettings

@@ -1,7 +1,7 @@
 import threading
 import time
 
-from exssnet.train.turns import lending_the_turn, taking_turns
+from exssnet.engine.cuda.gpu_lock import lending_the_turn, taking_turns
 
 
 def test_only_one_thread_has_the_turn_and_lends_it_while_it_waits():

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.accept import accepted
-from exssnet.core.arrangement import Arrangement, arrange
-from exssnet.core.execution import PLAIN, Execution
+from exssnet.core.module.accept import accepted
+from exssnet.engine.memory_format import Arrangement, arrange
+from exssnet.engine.execution import PLAIN, Execution
 from exssnet.core.fisher import fisher_diagonal
-from exssnet.core.loss import cross_entropy
+from exssnet.engine.loss import cross_entropy
 from exssnet.core.partition import head_layer_of, still_parts, trainable
-from exssnet.core.runner import Runner
+from exssnet.core.module.skeleton import Runner
 
 
 class DenseNetwork:

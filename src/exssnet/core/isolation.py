@@ -12,7 +12,7 @@ from torch import Tensor
 from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import masked_weights
-from exssnet.core.selection_cpu import CpuSelector
+from exssnet.engine.cpu.selection_cpu import CpuSelector
 from exssnet.core.subnetwork import OwnSubnetwork, ScoredSubnetwork, Subnetwork
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.core.kernels import has_kernels
+from exssnet.engine.kernels import has_kernels
 from exssnet.core.layout import Layout
 from exssnet.errors import InputError
 
 if TYPE_CHECKING:
-    from exssnet.core.arrangement import Arrangement
-    from exssnet.core.selection_cpu import CpuSelector
-    from exssnet.core.selection_triton import TritonSelector
+    from exssnet.engine.memory_format import Arrangement
+    from exssnet.engine.cpu.selection_cpu import CpuSelector
+    from exssnet.engine.cuda.selection_triton import TritonSelector
 
 
 def keep_counts(layout: Layout, density: float) -> tuple[int, ...]:
@@ -99,16 +99,16 @@ def step_selector(
         return _cpu_selector(arrangement, keep)
     if not has_kernels(weights, torch.float32):
         return None
-    from exssnet.core.selection_triton import TritonSelector
+    from exssnet.engine.cuda.selection_triton import TritonSelector
 
     return TritonSelector(arrangement.layout, keep, arrangement.places, arrangement.size)
 
 
 def _cpu_selector(arrangement: Arrangement, keep: tuple[int, ...]) -> CpuSelector:
-    from exssnet.core.selection_cpu import BandSelector
+    from exssnet.engine.cpu.selection_cpu import BandSelector
 
     try:
-        from exssnet.core.selection_numba import CompiledSelector
+        from exssnet.engine.cpu.selection_numba import CompiledSelector
     except ImportError:  # no numba, or one that does not fit this numpy
         return BandSelector(arrangement, keep)
     return CompiledSelector(arrangement, keep)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from exssnet.core import initialise
-from exssnet.core.kernels import has_kernels
+from exssnet.engine.kernels import has_kernels
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.selection import keep_only, masked_weights, select, step_selector
-from exssnet.core.selection_cpu import CpuSelector
+from exssnet.engine.cpu.selection_cpu import CpuSelector
 from exssnet.errors import InputError
 
 if TYPE_CHECKING:
-    from exssnet.core.learned_numba import LearnedWeights
-    from exssnet.core.learned_triton import LearnedOnGpu
+    from exssnet.engine.cpu.values_numba import LearnedWeights
+    from exssnet.engine.cuda.values_triton import LearnedOnGpu
 
 
 class Subnetwork(ABC):
@@ -147,7 +147,7 @@ class OwnSubnetwork(Subnetwork):
         """What puts learned values in their places in the vector in one launch; None where there is no such thing."""
         if not has_kernels(self.values, torch.float32):
             return None
-        from exssnet.core.learned_triton import LearnedOnGpu
+        from exssnet.engine.cuda.values_triton import LearnedOnGpu
 
         return LearnedOnGpu(self._fixed, self._places)
 
@@ -160,7 +160,7 @@ class OwnSubnetwork(Subnetwork):
         if not bool((index[1:] > index[:-1]).all() and self._mask[index].all()):
             return None
         try:
-            from exssnet.core.learned_numba import LearnedWeights
+            from exssnet.engine.cpu.values_numba import LearnedWeights
         except ImportError:  # no numba, or one that does not fit this numpy
             return None
         return LearnedWeights(net.arrangement, self._fixed, self._mask, index)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exssnet.core.execution import EVALUATED
+from exssnet.engine.execution import EVALUATED
 from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from exssnet.core.kernels import has_kernels
+from exssnet.engine.kernels import has_kernels
 from exssnet.data.dataset import Split, digest_of
 from exssnet.data.task import Data
 from exssnet.data.transforms import Pipeline, Transform
@@ -78,7 +78,7 @@ def _fused(inputs: Tensor, transform: Transform) -> Callable[[Tensor, torch.Gene
     """Gathering and transforming in one launch, where the device and the pipeline have it."""
     if not has_kernels(inputs, torch.uint8):
         return None
-    from exssnet.data.batch_triton import fused
+    from exssnet.engine.cuda.batch_triton import fused
 
     return fused(inputs, transform)
 

@@ -178,7 +178,7 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
 
 
 def _checked(config: RunConfig) -> RunConfig:
-    from exssnet.core.kernels import has_triton
+    from exssnet.engine.kernels import has_triton
 
     if config.stream not in STREAMS:
         raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
@@ -246,7 +246,7 @@ def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
 def _device(name: str) -> str:
     import torch
 
-    from exssnet.train.turns import ask_for_connections
+    from exssnet.engine.cuda.gpu_lock import ask_for_connections
 
     ask_for_connections()  # the questions below may start CUDA
     if name == "auto":

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from exssnet import randomness
-from exssnet.core.execution import CPU, CUDA, Execution
-from exssnet.core.kernels import has_triton
-from exssnet.core.runner import prepare_compiler
+from exssnet.engine.execution import CPU, CUDA, Execution
+from exssnet.engine.kernels import has_triton
+from exssnet.core.module.skeleton import prepare_compiler
 from exssnet.data.task import Data, Outline, Stream, Task
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics

@@ -16,7 +16,7 @@ from typing import Any
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig
 from exssnet.train.listener import Forwarding, Listener
-from exssnet.train.turns import taking_turns
+from exssnet.engine.cuda.gpu_lock import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
 MOST = 28  # PyTorch has 32 streams to give; steps are captured on two of them
@@ -90,7 +90,7 @@ def each(
         return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
     import torch
 
-    from exssnet.core.runner import prepare_compiler
+    from exssnet.core.module.skeleton import prepare_compiler
     from exssnet.experiments.benchmarks import stream
     from exssnet.experiments.run import computing
 

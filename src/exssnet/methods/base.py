@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.execution import Execution
-from exssnet.core.loss import cross_entropy
+from exssnet.engine.execution import Execution
+from exssnet.engine.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.task import Data, Outline, Task
 from exssnet.errors import InputError

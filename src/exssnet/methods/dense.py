@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core.dense import DenseNetwork
-from exssnet.core.execution import Execution
-from exssnet.core.loss import cross_entropy
+from exssnet.engine.execution import Execution
+from exssnet.engine.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.task import Outline, Task
 from exssnet.errors import InputError

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.execution import Execution
+from exssnet.engine.execution import Execution
 from exssnet.core.gated import Gate, freedom, gated
 from exssnet.data.task import Outline, Task
 from exssnet.methods.base import Batch, Phase, bits, check_positive

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exssnet.core.execution import Execution
-from exssnet.core.hidden_state import HiddenState
+from exssnet.engine.execution import Execution
+from exssnet.core.module.hidden_state import HiddenState
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.core.subnetwork import OwnSubnetwork, Subnetwork

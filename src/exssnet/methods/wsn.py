@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from exssnet.core.initialise import fresh_scores
+from exssnet.core.init import fresh_scores
 from exssnet.core.isolation import WinningSubnetwork
 from exssnet.data.task import Task
 from exssnet.methods.base import Phase, bits

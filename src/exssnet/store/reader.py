@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from exssnet.core.execution import CPU
+from exssnet.engine.execution import CPU
 from exssnet.core.mixed import Mixed
 from exssnet.core.routing import Routed
 from exssnet.data import files

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from exssnet.core.execution import at_once
+from exssnet.engine.execution import at_once
 from exssnet.data.task import Data
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from exssnet.core.kernels import has_kernels
+from exssnet.engine.kernels import has_kernels
 from exssnet.errors import InputError, unknown
 
 OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
@@ -30,7 +30,7 @@ def _adamw(parameters: list[Tensor], lr: float, weight_decay: float = 0.01) -> O
     """Decay is apart from the gradient: p shrinks by lr · decay in every step."""
     rate = _rate(parameters, lr)
     if isinstance(rate, Tensor) and all(has_kernels(parameter, torch.float32) for parameter in parameters):
-        from exssnet.train.adam_triton import LongAdam
+        from exssnet.engine.cuda.adam_triton import LongAdam
 
         return LongAdam(parameters, rate, weight_decay)
     return torch.optim.AdamW(parameters, rate, weight_decay=weight_decay, fused=True, capturable=parameters[0].is_cuda)

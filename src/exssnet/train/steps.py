@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from exssnet.core import side
-from exssnet.core.kernels import rehearse
-from exssnet.core.loss import count
+from exssnet.engine.cuda import second_stream as side
+from exssnet.engine.kernels import rehearse
+from exssnet.engine.loss import count
 from exssnet.data.task import Data
 from exssnet.methods.base import Batch, Method, Phase
-from exssnet.train.turns import lending_the_turn
+from exssnet.engine.cuda.gpu_lock import lending_the_turn
 
 WARM_UPS = 2
 STRETCH = 32  # captured steps that are launched before the host waits for those before

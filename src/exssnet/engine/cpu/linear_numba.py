@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.core.kernels_numba import WORD, masked_product
-from exssnet.core.linear import Masked
-from exssnet.core.memory import Numbers, aligned_zeros
+from exssnet.engine.cpu.kernels_numba import WORD, masked_product
+from exssnet.engine.cpu.linear import Masked
+from exssnet.engine.cpu.memory import Numbers, aligned_zeros
 
 
 @cache

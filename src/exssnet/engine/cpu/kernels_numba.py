@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from exssnet.core.jit_numba import jit
+from exssnet.engine.cpu.jit_numba import jit
 
 WORD = 64  # bits, and numbers in a vector
 ONE = np.uint64(1)

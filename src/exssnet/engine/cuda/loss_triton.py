@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.jit_triton import jit, launch
+from exssnet.engine.cuda.jit_triton import jit, launch
 
 TILE = 4096  # logits held at a time
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exssnet.core.kernels import has_kernels
+from exssnet.engine.kernels import has_kernels
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean over the batch."""
     if _fast(logits):
-        from exssnet.core.loss_triton import CrossEntropy
+        from exssnet.engine.cuda.loss_triton import CrossEntropy
 
         loss: Tensor = CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
         return loss
@@ -23,7 +23,7 @@ def count(total: Tensor, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
     """Add a batch to the totals [2]: its summed loss, its right answers."""
     with torch.no_grad():
         if _fast(logits):
-            from exssnet.core import loss_triton
+            from exssnet.engine.cuda import loss_triton
 
             loss_triton.count(total, loss, logits, labels)
             return
@@ -34,6 +34,6 @@ def count(total: Tensor, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
 def _fast(logits: Tensor) -> bool:
     if not has_kernels(logits, torch.float32):
         return False
-    from exssnet.core.loss_triton import fits
+    from exssnet.engine.cuda.loss_triton import fits
 
     return fits(logits)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from exssnet.core import convolution, linear
-from exssnet.core.execution import PLAIN, Execution
-from exssnet.core.kernels import is_rehearsing, rehearse
+from exssnet.engine import convolution
+from exssnet.engine.cpu import linear
+from exssnet.engine.execution import PLAIN, Execution
+from exssnet.engine.kernels import is_rehearsing, rehearse
 from exssnet.errors import InputError
 
 Call = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -102,7 +103,7 @@ def prepare_compiler() -> None:
 def _compiler_options() -> Options:
     from torch._inductor import config
 
-    # work beside the main line of a captured step (core/side.py) reads buffers after their last turn in line
+    # work beside the main line of a captured step (engine/cuda/second_stream.py) reads buffers after their last turn in line
     options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False}
     if hasattr(config, "deterministic"):  # the order of sums must not follow from a timing
         options["deterministic"] = True

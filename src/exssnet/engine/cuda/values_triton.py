@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from exssnet.core import side
-from exssnet.core.jit_triton import launch
+from exssnet.engine.cuda import second_stream as side
+from exssnet.engine.cuda.jit_triton import launch
 
 BLOCK = 1024  # values that a program moves
 

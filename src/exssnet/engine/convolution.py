@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from exssnet.core import side
-from exssnet.core.execution import Execution
-from exssnet.core.kernels import has_kernels
+from exssnet.engine.cuda import second_stream as side
+from exssnet.engine.execution import Execution
+from exssnet.engine.kernels import has_kernels
 
 TYPES = (torch.bfloat16, torch.float32)
 ONEDNN_BLOCK = 16  # channels
@@ -97,7 +97,7 @@ def thinned(x: Tensor, weight: Tensor, stride: tuple[int, int], padded: bool) ->
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """The convolution of x [B, I, H, W] with a weight [O, I, k, k]."""
     if _ours(x, weight):
-        from exssnet.core import convolution_triton as kernels
+        from exssnet.engine.cuda import convolution_triton as kernels
 
         return kernels.forward(ordered(x), ordered(weight), stride, padding)
     return ordered(torch.conv2d(x, weight, stride=stride, padding=padding))
@@ -107,7 +107,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
 def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the input."""
     if _ours(x, weight):
-        from exssnet.core import convolution_triton as kernels
+        from exssnet.engine.cuda import convolution_triton as kernels
 
         height, width = x.shape[2:]
         return kernels.input_gradient(ordered(inflow), ordered(weight), height, width, stride, padding)
@@ -118,7 +118,7 @@ def convolve_input(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, paddi
 def convolve_weight(inflow: Tensor, weight: Tensor, x: Tensor, stride: int, padding: int) -> Tensor:
     """The gradient by the weight; in a captured step beside what follows, until `side.join`."""
     if _ours(x, weight):
-        from exssnet.core import convolution_triton as kernels
+        from exssnet.engine.cuda import convolution_triton as kernels
 
         inflow, x = ordered(inflow), ordered(x)
         with side.beside(weight, inflow, x) as kept:

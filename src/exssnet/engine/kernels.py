@@ -25,7 +25,7 @@ def is_rehearsing() -> bool:
     """Whether launches are only asked to be compiled now."""
     if not _can_rehearse():
         return False
-    from exssnet.core.jit_triton import rehearsing
+    from exssnet.engine.cuda.jit_triton import rehearsing
 
     return rehearsing()
 
@@ -36,7 +36,7 @@ def rehearse(device: torch.device, function: Callable[[], None]) -> None:
     What they would have written is whatever the memory held. The caller takes back what the function changed.
     """
     if device.type == "cuda" and _can_rehearse() and not torch.cuda.is_current_stream_capturing():
-        from exssnet.core.jit_triton import rehearse
+        from exssnet.engine.cuda.jit_triton import rehearse
 
         with torch.random.fork_rng(devices=[device]):
             rehearse(function)

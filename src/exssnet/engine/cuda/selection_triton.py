@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from exssnet.core import side
-from exssnet.core.jit_triton import jit, launch
+from exssnet.engine.cuda import second_stream as side
+from exssnet.engine.cuda.jit_triton import jit, launch
 from exssnet.core.layout import Layout
 
 BLOCK = 1024  # scores that a program of the first pass reads

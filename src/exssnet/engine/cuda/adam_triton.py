@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.jit_triton import jit, launch
+from exssnet.engine.cuda.jit_triton import jit, launch
 
 BLOCK = 1024
 LONG = 8192  # numbers from which a vector gets a launch of its own; the others share torch's

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exssnet.core.arrangement import Arrangement
+from exssnet.engine.memory_format import Arrangement
 from exssnet.core.layout import Layer
 from exssnet.core.selection import first_of_equals
 

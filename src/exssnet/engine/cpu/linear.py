@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from exssnet.core.bank import pack
 from exssnet.core.layout import Layout
-from exssnet.core.memory import Numbers
+from exssnet.engine.cpu.memory import Numbers
 
 LARGE = 100_000  # weights
 FEW = 0.3  # share of them
@@ -62,7 +62,7 @@ def pass_over_zeros(weights: Iterable[Tensor]) -> None:
     if not of_use or of_use[0].device.type != "cpu" or torch.get_num_threads() > 1:
         return
     try:
-        from exssnet.core import linear_numba  # noqa: F401
+        from exssnet.engine.cpu import linear_numba  # noqa: F401
     except ImportError:  # no numba, or one that does not fit this numpy
         return
     for weight in of_use:
@@ -87,7 +87,7 @@ class MaskedLinear(nn.Linear):
         masked = getattr(self.weight, "masked", None)
         if masked is None or not self._pays(input):
             return super().forward(input)
-        from exssnet.core.linear_numba import Product
+        from exssnet.engine.cpu.linear_numba import Product
 
         out: Tensor = Product.apply(input, self.weight, self.bias, masked)  # type: ignore[no-untyped-call]
         return out

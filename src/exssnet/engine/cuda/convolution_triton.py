@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.core.convolution import empty
-from exssnet.core.jit_triton import jit, launch
+from exssnet.engine.convolution import empty
+from exssnet.engine.cuda.jit_triton import jit, launch
 
 
 @jit

@@ -1,0 +1,1 @@
+"""How the numbers of `core` are computed fast; `choose` is the one door."""

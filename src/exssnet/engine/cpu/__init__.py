@@ -1,0 +1,1 @@
+"""Kernels for a CPU, compiled by numba."""
