@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from exssnet.console import one_line_errors
-from exssnet.core.fisher import fisher_diagonal
+from exssnet.methods.shared.fisher import fisher_diagonal
 from exssnet.experiments.run import device_name, versions
 from exssnet.models import build
 

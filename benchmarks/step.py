@@ -33,7 +33,7 @@ from exssnet.data.tensors import Shared
 from exssnet.errors import DataError
 from exssnet.experiments.run import device_name, versions
 from exssnet.methods.base import Phase
-from exssnet.methods.supsup import MaskSettings, SupSup
+from exssnet.methods.masks.supsup import MaskSettings, SupSup
 from exssnet.models import build
 from exssnet.train.optimizers import optimizer_factory
 from exssnet.train.steps import GraphSteps, Steps

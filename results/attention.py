@@ -19,7 +19,7 @@ from exssnet.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.metrics import average_accuracy, forgetting
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
-from exssnet.methods.hat import Hat
+from exssnet.methods.shared.gated.hat import Hat
 from exssnet.train import Trainer, accuracy
 
 NEAR = 1e-6

@@ -17,7 +17,7 @@ from statistics import mean
 from exssnet.console import one_line_errors
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
-from exssnet.methods.multitask import Multitask
+from exssnet.methods.bounds.multitask import Multitask
 from exssnet.train import Trainer, accuracy
 
 

@@ -20,7 +20,7 @@ from typing import Any
 SLOW = (
     "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.engine.cpu.selection_numba",
     "exssnet.experiments.compare_formats", "exssnet.experiments.run", "exssnet.experiments.together",
-    "exssnet.methods.exssnet", "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model",
+    "exssnet.methods.masks.exssnet", "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model",
     "exssnet.terminal", "exssnet.terminal_model", "exssnet.terminal_progress", "pyarrow.parquet",
     "scipy.special", "sklearn.datasets", "sklearn.neighbors", "torch._dynamo", "torch.onnx", "torch.profiler",
     "typer.main",

@@ -28,7 +28,7 @@ from exssnet.experiments.config import resolve
 from exssnet.experiments.run import computing
 from exssnet.experiments.together import run_all
 from exssnet.methods import parse
-from exssnet.methods.supsup import MaskSettings
+from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.models import build
 from exssnet.train import Listener, Trainer, TrainSettings
 from exssnet.train import loop as loop_module

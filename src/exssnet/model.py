@@ -18,7 +18,7 @@ from exssnet.data.inputs import as_data, as_inputs, require_two_classes
 from exssnet.data.task import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods import parse
-from exssnet.methods.supsup import MaskSettings, SupSup
+from exssnet.methods.masks.supsup import MaskSettings, SupSup
 from exssnet.train import Listener, Trainer, TrainSettings, accuracy
 from exssnet.train.optimizers import OptimizerFactory
 

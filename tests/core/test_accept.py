@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from exssnet import InputError, Model
-from exssnet.core.dense import DenseNetwork
+from exssnet.methods.shared.dense_network import DenseNetwork
 from exssnet.core.network import MaskedNetwork
 
 X, Y = examples(0)

@@ -12,7 +12,7 @@ from tests.core.stateful import AT_RANDOM, BY_ATTRIBUTE, ELSEWHERE, HARMLESS, be
 import exssnet
 from exssnet import InputError, Model
 from exssnet.methods import parse
-from exssnet.methods.supsup import MaskSettings
+from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.models import build
 from exssnet.train import Trainer
 

@@ -17,7 +17,7 @@ from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
 from exssnet.data import TensorData
 from exssnet.data.tensors import Shared
 from exssnet.methods import parse
-from exssnet.methods.supsup import MaskSettings
+from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.train import Trainer
 
 

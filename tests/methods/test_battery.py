@@ -14,7 +14,7 @@ from exssnet.errors import ForgettingError, InputError
 from exssnet.experiments.config import resolve, resolve_all
 from exssnet.experiments.run import computing, prepare, run
 from exssnet.methods import describe, methods, parse, transfers
-from exssnet.methods.isolated import Isolated
+from exssnet.methods.shared.masked import Isolated
 from exssnet.train import Trainer, accuracy, checkpoint
 from exssnet.train import loop as loop_module
 

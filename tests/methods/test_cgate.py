@@ -8,7 +8,7 @@ from torch import nn
 from exssnet.errors import ForgettingError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import run
-from exssnet.methods.cgate import TEMPERATURE, opened
+from exssnet.methods.shared.gated.cgate import TEMPERATURE, opened
 from exssnet.train import Trainer, TrainSettings
 
 

@@ -9,12 +9,12 @@ from tests.stopping import cut_after
 from torch import nn
 
 from exssnet.core.module import skeleton as runner
-from exssnet.core.gated import gated
+from exssnet.methods.shared.units import gated
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import methods
-from exssnet.methods.hat import Attention
+from exssnet.methods.shared.gated.hat import Attention
 from exssnet.models import build
 from exssnet.train import Trainer
 from exssnet.train import loop as loop_module

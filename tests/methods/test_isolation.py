@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
 from exssnet.core import reference
 from exssnet.engine.execution import CPU, PLAIN, Execution
-from exssnet.core.isolation import ThresholdSubnetwork, WinningSubnetwork
+from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork, WinningSubnetwork
 from exssnet.core.network import MaskedNetwork
 from exssnet.engine.cpu.selection_cpu import BandSelector
 from exssnet.core.subnetwork import OwnSubnetwork
@@ -23,9 +23,9 @@ from exssnet.experiments.benchmarks import recipe, recipes
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import parse, transfers
-from exssnet.methods.packnet import PackNetSettings
-from exssnet.methods.piggyback import PiggybackSettings
-from exssnet.methods.wsn import WsnSettings
+from exssnet.methods.masks.packnet import PackNetSettings
+from exssnet.methods.masks.piggyback import PiggybackSettings
+from exssnet.methods.masks.wsn import WsnSettings
 from exssnet.models import build
 from exssnet.train import Trainer, TrainSettings
 from exssnet.train import loop as loop_module

@@ -12,7 +12,7 @@ from exssnet.data.tensors import TensorSplit
 from exssnet.data.transforms import HorizontalFlip, Normalize
 from exssnet.errors import InputError
 from exssnet.methods import methods
-from exssnet.methods.memory import Memory, ReplaySettings
+from exssnet.methods.shared.reservoir import Memory, ReplaySettings
 from exssnet.train import Trainer, TrainSettings
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.methods.small import batch_of, by_hand, examples, made, normed, statistics_of, task
 from torch import nn
 
-from exssnet.methods.agem import projected
-from exssnet.methods.icarl import herd
+from exssnet.methods.replay.agem import projected
+from exssnet.methods.replay.icarl import herd
 from exssnet.train import Trainer, TrainSettings
 
 

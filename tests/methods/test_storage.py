@@ -5,7 +5,7 @@ import torch
 from tests.methods.small import made, normed, task
 
 from exssnet.methods import methods, parse
-from exssnet.methods.supsup import MaskSettings
+from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.train import Trainer, TrainSettings
 
 HIDDEN, BUFFER, TASKS = 8, 18, 2

@@ -14,7 +14,7 @@ from exssnet.core.selection import select
 from exssnet.data.tensors import Shared, TensorData
 from exssnet.errors import InputError
 from exssnet.methods import parse
-from exssnet.methods.supsup import MaskSettings
+from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.train import Listener, Trainer, TrainSettings, checkpoint
 
 PLAIN_ADAM = TrainSettings(batch_size=32, optimizer=lambda p, lr: torch.optim.Adam(p, lr, foreach=False))

@@ -10,7 +10,7 @@ from tests.core.networks import mlp, task
 from exssnet.engine.cuda import second_stream as side
 from exssnet.methods import parse
 from exssnet.methods.base import Phase
-from exssnet.methods.supsup import MaskSettings
+from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.train import steps as steps_module
 from exssnet.train.optimizers import optimizer_factory
 from exssnet.train.steps import STRETCH, GraphSteps

@@ -19,7 +19,7 @@ KKT = "+kkt"
 
 
 def methods() -> dict[str, type[Method]]:
-    """Every method by name: those of this folder, and those of files that were plugged in."""
+    """Every method by name: those of the families below this folder, and those of files that were plugged in."""
     return dict(sorted((_built_in() | _plugged).items()))
 
 
@@ -30,8 +30,8 @@ _code: dict[str, str] = {}
 @cache
 def _built_in() -> dict[str, type[Method]]:
     found: dict[str, type[Method]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        found |= _methods_of(importlib.import_module(f"{__name__}.{module.name}"))
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        found |= _methods_of(importlib.import_module(module.name))
     return found
 
 

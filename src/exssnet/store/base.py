@@ -20,7 +20,7 @@ from exssnet.core.partition import stands_for
 from exssnet.core.proof import combined_digest, digests_of
 from exssnet.errors import InputError, ParseError, StoreError, unknown
 from exssnet.methods import methods, parse
-from exssnet.methods.supsup import SupSup
+from exssnet.methods.masks.supsup import SupSup
 from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
 from exssnet.io.typed import Between, Length, line, short, typed

@@ -1,6 +1,6 @@
 """Sequential fine-tuning: what happens when nothing is done against forgetting."""
 
-from exssnet.methods.dense import Dense
+from exssnet.methods.shared.dense import Dense
 
 
 class Naive(Dense):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exssnet.methods.base import Batch, check_positive
-from exssnet.methods.der import DarkExperienceReplay, DerSettings
+from exssnet.methods.replay.der import DarkExperienceReplay, DerSettings
 
 
 @dataclass(frozen=True)

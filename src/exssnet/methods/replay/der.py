@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from exssnet.methods.base import Batch, check_positive
-from exssnet.methods.memory import Old, Replay, ReplaySettings
+from exssnet.methods.shared.reservoir import Old, Replay, ReplaySettings
 
 
 @dataclass(frozen=True)

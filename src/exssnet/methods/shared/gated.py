@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.engine.execution import Execution
-from exssnet.core.gated import Gate, freedom, gated
+from exssnet.methods.shared.units import Gate, freedom, gated
 from exssnet.data.task import Outline, Task
 from exssnet.methods.base import Batch, Phase, bits, check_positive
-from exssnet.methods.dense import Dense, DenseSettings
+from exssnet.methods.shared.dense import Dense, DenseSettings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.data.task import Task
 from exssnet.methods.base import Phase
-from exssnet.methods.dense import Proved
+from exssnet.methods.shared.dense import Proved
 
 
 class Individual(Proved):

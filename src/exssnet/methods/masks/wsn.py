@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from exssnet.core.init import fresh_scores
-from exssnet.core.isolation import WinningSubnetwork
+from exssnet.methods.shared.mask_subnetworks import WinningSubnetwork
 from exssnet.data.task import Task
 from exssnet.methods.base import Phase, bits
-from exssnet.methods.dense import DenseSettings
-from exssnet.methods.isolated import Isolated
+from exssnet.methods.shared.dense import DenseSettings
+from exssnet.methods.shared.masked import Isolated
 
 
 @dataclass(frozen=True)

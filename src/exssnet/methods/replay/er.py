@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from exssnet.methods.base import Batch
-from exssnet.methods.memory import Replay
+from exssnet.methods.shared.reservoir import Replay
 
 
 class ExperienceReplay(Replay):

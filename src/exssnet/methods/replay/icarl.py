@@ -12,8 +12,8 @@ from torch.nn import functional
 from exssnet.data.task import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, bits
-from exssnet.methods.dense import Dense
-from exssnet.methods.memory import ReplaySettings
+from exssnet.methods.shared.dense import Dense
+from exssnet.methods.shared.reservoir import ReplaySettings
 
 BATCH = 500
 

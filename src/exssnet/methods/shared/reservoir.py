@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exssnet.data.task import Data, Outline, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, Phase, bits, check_positive
-from exssnet.methods.dense import Dense, DenseSettings
+from exssnet.methods.shared.dense import Dense, DenseSettings
 
 
 class Old(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from exssnet.methods.exssnet import ExSSNeT
+from exssnet.methods.masks.exssnet import ExSSNeT
 
 
 class SSNeT(ExSSNeT):

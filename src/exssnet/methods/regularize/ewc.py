@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exssnet.data.task import Data, Task
 from exssnet.methods.base import Batch, check_positive
-from exssnet.methods.dense import Dense, DenseSettings
+from exssnet.methods.shared.dense import Dense, DenseSettings
 
 NUMBERS = 2**22  # of the inputs in a batch: what a network remembers of them for its gradients is many times that
 

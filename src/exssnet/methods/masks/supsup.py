@@ -16,7 +16,7 @@ from exssnet.core.transfer import Transfer, find_lender, scores_from_mask
 from exssnet.data.task import Outline, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, bits
-from exssnet.methods.isolated import Isolated
+from exssnet.methods.shared.masked import Isolated
 
 STARTS = ("bits", "scores")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from exssnet.data.task import Task
 from exssnet.methods.base import Batch, check_positive
-from exssnet.methods.dense import Dense, DenseSettings
+from exssnet.methods.shared.dense import Dense, DenseSettings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from exssnet.data.task import Data, Task
 from exssnet.data.tensors import TensorData, joined
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch
-from exssnet.methods.dense import Dense
+from exssnet.methods.shared.dense import Dense
 
 
 class Multitask(Dense):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exssnet.core.isolation import ThresholdSubnetwork
+from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.task import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, check_positive
-from exssnet.methods.dense import DenseSettings
-from exssnet.methods.isolated import Isolated
+from exssnet.methods.shared.dense import DenseSettings
+from exssnet.methods.shared.masked import Isolated
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from exssnet.core.subnetwork import WeightSubnetwork
 from exssnet.data.task import Task
 from exssnet.methods.base import Phase
-from exssnet.methods.supsup import MaskSettings, SupSup
+from exssnet.methods.masks.supsup import MaskSettings, SupSup
 
 
 class ExSSNeT(SupSup):

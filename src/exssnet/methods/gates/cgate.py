@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 from exssnet import randomness
-from exssnet.core.gated import Gate, GatedLayer, Hidden
+from exssnet.methods.shared.units import Gate, GatedLayer, Hidden
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.data.task import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch
-from exssnet.methods.dense import Proved
-from exssnet.methods.gates import GatedDense, GatedSettings
+from exssnet.methods.shared.dense import Proved
+from exssnet.methods.shared.gated import GatedDense, GatedSettings
 
 TEMPERATURE = 2 / 3
 OPEN = 3.0  # the bias of a new task's gates: nearly all of them open at first

@@ -8,7 +8,7 @@ from torch import Tensor
 from exssnet import randomness
 from exssnet.data.task import Task
 from exssnet.methods.base import Batch
-from exssnet.methods.memory import Replay
+from exssnet.methods.shared.reservoir import Replay
 
 BATCH = 1000
 

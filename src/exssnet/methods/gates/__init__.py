@@ -1,0 +1,1 @@
+"""Units that are switched on and off for each task."""

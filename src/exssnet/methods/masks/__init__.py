@@ -1,0 +1,1 @@
+"""A mask of bits for each task."""

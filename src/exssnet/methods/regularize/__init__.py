@@ -1,0 +1,1 @@
+"""Penalties that hold back what earlier tasks need."""

@@ -1,0 +1,1 @@
+"""Examples of earlier tasks, kept and shown again."""

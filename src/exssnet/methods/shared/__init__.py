@@ -1,0 +1,1 @@
+"""What methods of several families are made of; nothing here is a method."""
