@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exssnet import pixels
+from exssnet.data import pixels
 from exssnet.errors import DataError
 
 SHAPE = (3, 8, 6)

@@ -14,7 +14,7 @@ from exssnet.errors import InputError
 from exssnet.store.manifest import AUTO
 
 if TYPE_CHECKING:
-    from exssnet.data.files import Labelled
+    from exssnet.data.files.labelled import Labelled
     from exssnet.store.model import StoredModel
 
 app = typer.Typer()
@@ -111,7 +111,7 @@ def learn(
 ) -> None:
     """Add a task from your own files; the first one makes the directory."""
     from exssnet import terminal_model, terminal_progress
-    from exssnet.data.files import read_labelled
+    from exssnet.data.files.labelled import read_labelled
     from exssnet.store.base import check_method
     from exssnet.store.folder import Folder
     from exssnet.store.measured import Measured

@@ -14,8 +14,8 @@ from exssnet.engine.execution import at_once
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.partition import check_words
 from exssnet.core.proof import Verification
-from exssnet.data.inputs import as_data, as_inputs, require_two_classes
-from exssnet.data.task import Data, Task
+from exssnet.data.files.examples import as_data, as_inputs, require_two_classes
+from exssnet.data.tasks import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods import parse
 from exssnet.methods.masks.supsup import MaskSettings, SupSup
@@ -23,7 +23,7 @@ from exssnet.train import Listener, Trainer, TrainSettings, accuracy
 from exssnet.train.optimizers import OptimizerFactory
 
 if TYPE_CHECKING:
-    from exssnet.data.inputs import Array, Examples
+    from exssnet.data.files.examples import Array, Examples
     from exssnet.store.model import StoredModel
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from exssnet.data.files import read_inputs, read_labelled
+from exssnet.data.files.labelled import read_inputs, read_labelled
 from exssnet.errors import DataError, ExssnetError
 
 EVIL = "a\x1b[2J\nb\r\x9b\u202e"  # clears the screen, forges a line, turns the writing around

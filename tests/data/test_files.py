@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits, load_iris, load_sample_images, load_wine
 
-from exssnet.data.files import hold_out, read_inputs, read_labelled, scaled, scaling
+from exssnet.data.files.labelled import hold_out, read_inputs, read_labelled, scaled, scaling
 from exssnet.errors import DataError, ExssnetError, InputError
 
 DIGITS = load_digits()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from exssnet.data import Dataset, LazyImages, image_folder, load, permuted, split
-from exssnet.data.lazy import _crop_box, centre
+from exssnet.data.benchmarks.lazy import _crop_box, centre
 from exssnet.errors import DataError
 
 

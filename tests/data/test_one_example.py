@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from exssnet.data.files import read_inputs
+from exssnet.data.files.labelled import read_inputs
 from exssnet.errors import DataError
 
 VECTORS = {"kind": "array", "shape": [4], "dtype": "float32"}

@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 from exssnet import Model
-from exssnet.data.files import read_inputs, read_labelled
+from exssnet.data.files.labelled import read_inputs, read_labelled
 from exssnet.errors import DataError
 from exssnet.store import ask
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from exssnet.data import load, split
-from exssnet.data.cache import cached, fingerprint
+from exssnet.data.benchmarks.cache import cached, fingerprint
 from exssnet.data.dataset import digest_of
 from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, InputError
@@ -150,7 +150,7 @@ def test_without_a_writable_cache_data_loads_with_one_warning_each(small_mnist, 
 WRITE_FOREVER = """
 import sys, torch
 from pathlib import Path
-from exssnet.data.cache import write_tensors
+from exssnet.data.benchmarks.cache import write_tensors
 tensors = {"inputs": torch.ones(64 << 20, dtype=torch.uint8), "labels": torch.zeros(4, dtype=torch.int64)}
 while True:
     write_tensors(Path(sys.argv[1]), tensors, {"digest": "none"})

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from exssnet.data import TensorData
-from exssnet.data.task import Outline, Task
+from exssnet.data.tasks import Outline, Task
 from exssnet.data.tensors import Shared
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import prepare

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from exssnet.data import TensorData
-from exssnet.data.task import Outline, Task
+from exssnet.data.tasks import Outline, Task
 from exssnet.data.tensors import Shared
 from exssnet.methods import methods
 from exssnet.methods.base import Batch

@@ -10,7 +10,7 @@ from tests.store.small import QUICK, create, examples
 from tests.store.tamper import rewrite_card
 
 from exssnet import DataError, InputError, Model
-from exssnet.data.files import read_labelled
+from exssnet.data.files.labelled import read_labelled
 from exssnet.store.ask import answers
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))

@@ -10,7 +10,7 @@ from tests.store.small import create, examples, learn
 from tests.store.test_golden import GOLDEN
 
 from exssnet import Model
-from exssnet.data.files import hold_out
+from exssnet.data.files.labelled import hold_out
 from exssnet.errors import InputError
 from exssnet.store import held_out
 from exssnet.store.held_out import Reading

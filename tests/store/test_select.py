@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.store.small import create, examples
 
-from exssnet.data.files import hold_out
+from exssnet.data.files.labelled import hold_out
 from exssnet.errors import InputError
 from exssnet.train.listener import EpochReport, Listener
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from exssnet.data.task import Data
+    from exssnet.data.tasks import Data
     from exssnet.data.transforms import Transform
 
 

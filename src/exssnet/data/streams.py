@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exssnet.data.task import Data, Stream, Task, check
+from exssnet.data.tasks import Data, Stream, Task, check
 from exssnet.data.transforms import Permute, Rotate, Transform
 from exssnet.errors import DataError, InputError
 from exssnet.randomness import generator

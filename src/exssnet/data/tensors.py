@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exssnet.engine.kernels import has_kernels
 from exssnet.data.dataset import Split, digest_of
-from exssnet.data.task import Data
+from exssnet.data.tasks import Data
 from exssnet.data.transforms import Pipeline, Transform
 
 

@@ -10,7 +10,7 @@ from exssnet.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from exssnet.data import Dataset
-    from exssnet.data.task import Stream
+    from exssnet.data.tasks import Stream
     from exssnet.experiments.config import RunConfig
 
 

@@ -142,7 +142,7 @@ def knows(kind: type[Method], setting: str) -> bool:
 
 def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
     """A configuration of these fields and settings, each checked."""
-    from exssnet.data.registry import find_source
+    from exssnet.data.benchmarks.registry import find_source
     from exssnet.methods import parse, plugged_from
 
     kind, kkt = parse(method)

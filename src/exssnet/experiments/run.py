@@ -18,7 +18,7 @@ from exssnet import randomness
 from exssnet.engine.execution import CPU, CUDA, Execution
 from exssnet.engine.kernels import has_triton
 from exssnet.core.module.skeleton import prepare_compiler
-from exssnet.data.task import Data, Outline, Stream, Task
+from exssnet.data.tasks import Data, Outline, Stream, Task
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics
 from exssnet.experiments.config import RunConfig

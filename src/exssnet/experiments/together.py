@@ -43,7 +43,7 @@ def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
 
 
 def _reads_from_disk(config: RunConfig) -> bool:
-    from exssnet.data.registry import find_source
+    from exssnet.data.benchmarks.registry import find_source
 
     return config.images is not None or find_source(config.source).lazy
 

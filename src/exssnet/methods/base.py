@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from exssnet.engine.execution import Execution
 from exssnet.engine.loss import cross_entropy
 from exssnet.core.proof import Verification
-from exssnet.data.task import Data, Outline, Task
+from exssnet.data.tasks import Data, Outline, Task
 from exssnet.errors import InputError
 
 

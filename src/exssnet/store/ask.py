@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exssnet.data.files import read_inputs
+from exssnet.data.files.labelled import read_inputs
 from exssnet.errors import InputError
 from exssnet.store.auto import choose
 from exssnet.store.card import distinct

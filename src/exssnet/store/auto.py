@@ -13,7 +13,7 @@ from exssnet.errors import InputError
 from exssnet.store.measured import RULE, probabilities
 
 if TYPE_CHECKING:
-    from exssnet.data.inputs import Array
+    from exssnet.data.files.examples import Array
     from exssnet.store.reader import Reader
 
 UNKNOWN = "unknown"

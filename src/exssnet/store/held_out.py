@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from exssnet.data.files import Labelled, hold_out, read_labelled
-from exssnet.data.recorded import Recorded, record
+from exssnet.data.files.labelled import Labelled, hold_out, read_labelled
+from exssnet.data.files.origin import Recorded, record
 from exssnet.errors import DataError
 from exssnet.io.typed import Between, typed
 

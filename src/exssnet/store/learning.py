@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exssnet.data import files
-from exssnet.data.task import Data
+from exssnet.data.files import labelled as files
+from exssnet.data.tasks import Data
 from exssnet.data.tensors import Shared, TensorData
 from exssnet.data.transforms import Normalize
 from exssnet.store.routing import prepared

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from exssnet.data import files
-from exssnet.data.inputs import check_labels, count_classes, read_examples
-from exssnet.data.naming import class_names
+from exssnet.data.files import labelled as files
+from exssnet.data.files.examples import check_labels, count_classes, read_examples
+from exssnet.data.files.naming import class_names
 from exssnet.errors import InputError, StoreError
 from exssnet.store import exchange, probe
 from exssnet.store import tasks as task_files
@@ -33,7 +33,7 @@ from exssnet.store.verify import Report, verify
 from exssnet.train import Listener
 
 if TYPE_CHECKING:
-    from exssnet.data.inputs import Examples
+    from exssnet.data.files.examples import Examples
 
     Source = str | Path | Examples | files.Labelled
 

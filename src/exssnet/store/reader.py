@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from exssnet.engine.execution import CPU
 from exssnet.core.mixed import Mixed
 from exssnet.core.routing import Routed
-from exssnet.data import files
-from exssnet.data.inputs import read_examples
+from exssnet.data.files import labelled as files
+from exssnet.data.files.examples import read_examples
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model, listed
 from exssnet.store import probe
@@ -34,7 +34,7 @@ from exssnet.store.routing import prepared, route_among
 from exssnet.store.stored_task import StoredTask
 
 if TYPE_CHECKING:
-    from exssnet.data.inputs import Array, Examples
+    from exssnet.data.files.examples import Array, Examples
 
 CACHE_BYTES = 256 * 2**20  # of weights ready to run, so that changing between tasks costs nothing
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.routing import Routed, Scaling, route
-from exssnet.data import files
-from exssnet.data.inputs import as_inputs
+from exssnet.data.files import labelled as files
+from exssnet.data.files.examples import as_inputs
 
 if TYPE_CHECKING:
     from exssnet.store.card import Card

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exssnet.engine.execution import at_once
-from exssnet.data.task import Data
+from exssnet.data.tasks import Data
 
 
 def accuracy(logits: Callable[[Tensor], Tensor], data: Data) -> float:

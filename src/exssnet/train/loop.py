@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from exssnet import randomness
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Method, Phase
 from exssnet.train.checkpoint import part

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from exssnet.engine.cuda import second_stream as side
 from exssnet.engine.kernels import rehearse
 from exssnet.engine.loss import count
-from exssnet.data.task import Data
+from exssnet.data.tasks import Data
 from exssnet.methods.base import Batch, Method, Phase
 from exssnet.engine.cuda.gpu_lock import lending_the_turn
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exssnet.core.proof import combined_digest, tensor_digest
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.methods.base import Phase
 from exssnet.methods.shared.dense import Proved
 

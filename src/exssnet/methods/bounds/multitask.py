@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from exssnet.data.task import Data, Task
+from exssnet.data.tasks import Data, Task
 from exssnet.data.tensors import TensorData, joined
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch

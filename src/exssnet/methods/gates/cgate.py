@@ -15,7 +15,7 @@ from exssnet import randomness
 from exssnet.methods.shared.units import Gate, GatedLayer, Hidden
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.proof import combined_digest, tensor_digest
-from exssnet.data.task import Data, Task
+from exssnet.data.tasks import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch
 from exssnet.methods.shared.dense import Proved

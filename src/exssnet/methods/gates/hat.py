@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exssnet import randomness
 from exssnet.methods.shared.units import Gate, Hidden
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.methods.base import Batch, Phase, check_positive
 from exssnet.methods.shared.gated import GatedDense, GatedSettings
 

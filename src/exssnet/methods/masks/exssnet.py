@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from exssnet.core.subnetwork import WeightSubnetwork
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.methods.base import Phase
 from exssnet.methods.masks.supsup import MaskSettings, SupSup
 

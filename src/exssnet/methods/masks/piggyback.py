@@ -10,7 +10,7 @@ from typing import Any
 
 from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork
 from exssnet.core.subnetwork import OwnSubnetwork
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, check_positive
 from exssnet.methods.shared.dense import DenseSettings

@@ -13,7 +13,7 @@ from exssnet import randomness
 from exssnet.core import initialise
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.core.transfer import Transfer, find_lender, scores_from_mask
-from exssnet.data.task import Outline, Task
+from exssnet.data.tasks import Outline, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, bits
 from exssnet.methods.shared.masked import Isolated

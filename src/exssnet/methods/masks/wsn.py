@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exssnet.core.init import fresh_scores
 from exssnet.methods.shared.mask_subnetworks import WinningSubnetwork
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.methods.base import Phase, bits
 from exssnet.methods.shared.dense import DenseSettings
 from exssnet.methods.shared.masked import Isolated

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exssnet.data.task import Data, Task
+from exssnet.data.tasks import Data, Task
 from exssnet.methods.base import Batch, check_positive
 from exssnet.methods.shared.dense import Dense, DenseSettings
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.methods.base import Batch, check_positive
 from exssnet.methods.shared.dense import Dense, DenseSettings
 

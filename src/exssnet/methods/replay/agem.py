@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from exssnet import randomness
-from exssnet.data.task import Task
+from exssnet.data.tasks import Task
 from exssnet.methods.base import Batch
 from exssnet.methods.shared.reservoir import Replay
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exssnet.data.task import Data, Task
+from exssnet.data.tasks import Data, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, bits
 from exssnet.methods.shared.dense import Dense

@@ -14,7 +14,7 @@ from exssnet.methods.shared.dense_network import DenseNetwork
 from exssnet.engine.execution import Execution
 from exssnet.engine.loss import cross_entropy
 from exssnet.core.proof import Verification
-from exssnet.data.task import Outline, Task
+from exssnet.data.tasks import Outline, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, Method, Phase, bits, check_positive
 from exssnet.methods.shared.heads import HEADS, Head

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from exssnet.engine.execution import Execution
 from exssnet.methods.shared.units import Gate, freedom, gated
-from exssnet.data.task import Outline, Task
+from exssnet.data.tasks import Outline, Task
 from exssnet.methods.base import Batch, Phase, bits, check_positive
 from exssnet.methods.shared.dense import Dense, DenseSettings
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from exssnet.data.task import Data, Outline, Task
+from exssnet.data.tasks import Data, Outline, Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, Phase, bits, check_positive
 from exssnet.methods.shared.dense import Dense, DenseSettings

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from exssnet.data.dataset import Dataset, Split
-from exssnet.data.encoded import Encoded, ImageFiles, ParquetImages
-from exssnet.data.hub import parquet_files
-from exssnet.data.parquet import class_names, read_labels
-from exssnet.data.registry import IMAGENET_MEAN, IMAGENET_STD, Source
-from exssnet.data.task import Data
+from exssnet.data.benchmarks.encoded import Encoded, ImageFiles, ParquetImages
+from exssnet.data.benchmarks.hub import parquet_files
+from exssnet.data.benchmarks.parquet import class_names, read_labels
+from exssnet.data.benchmarks.registry import IMAGENET_MEAN, IMAGENET_STD, Source
+from exssnet.data.tasks import Data
 from exssnet.data.transforms import Normalize, Pipeline, Transform
 from exssnet.errors import DataError
-from exssnet.pixels import open_image
+from exssnet.data.pixels import open_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

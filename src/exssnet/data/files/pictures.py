@@ -15,7 +15,7 @@ import numpy as np
 
 from exssnet.data import limits
 from exssnet.errors import DataError, InputError
-from exssnet.pixels import MOST, SMALL
+from exssnet.data.pixels import MOST, SMALL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

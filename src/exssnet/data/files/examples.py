@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from exssnet.data.dataset import Dataset
 from exssnet.data.limits import MOST_CLASSES, require_numbered
-from exssnet.data.task import Data
+from exssnet.data.tasks import Data
 from exssnet.data.tensors import Shared, TensorData, TensorSplit
 from exssnet.data.transforms import Normalize
 from exssnet.errors import InputError

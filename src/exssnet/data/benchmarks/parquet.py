@@ -11,7 +11,7 @@ import torch
 
 from exssnet.data.limits import require_readable
 from exssnet.errors import DataError
-from exssnet.pixels import decoder
+from exssnet.data.pixels import decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exssnet.data.registry import Source
+    from exssnet.data.benchmarks.registry import Source
 
 CHUNK = 256  # images per piece of work: enough that the threads seldom meet at the queue
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from exssnet.data.limits import opened, require_readable, require_room
-from exssnet.data.naming import plain_number
-from exssnet.data.pictures import fit_all
+from exssnet.data.files.naming import plain_number
+from exssnet.data.files.pictures import fit_all
 from exssnet.errors import DataError, ExssnetError, InputError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exssnet.data import npy
-from exssnet.data.inputs import read_examples
+from exssnet.data.files import npy
+from exssnet.data.files.examples import read_examples
 from exssnet.data.limits import require_memory
-from exssnet.data.pictures import fit_pixels
+from exssnet.data.files.pictures import fit_pixels
 from exssnet.errors import DataError, InputError
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from exssnet.io import parse
-from exssnet.data.cache import fingerprint, write_tensors
-from exssnet.data.parquet import encoded_groups
+from exssnet.data.benchmarks.cache import fingerprint, write_tensors
+from exssnet.data.benchmarks.parquet import encoded_groups
 from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, ParseError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from exssnet.data.registry import Source
+    from exssnet.data.benchmarks.registry import Source
 
 
 MOST_BYTES = 2**28  # of one encoded image

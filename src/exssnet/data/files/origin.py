@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from exssnet.data.limits import opened
-from exssnet.data.pictures import class_folders, image_files
+from exssnet.data.files.pictures import class_folders, image_files
 from exssnet.errors import DataError
 from exssnet.io.typed import Between, Length, Matching
 

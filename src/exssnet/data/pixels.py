@@ -106,7 +106,7 @@ def decoder(images: int, shape: Shape) -> Iterator[tuple[Decode, int]]:
 
 def _start() -> subprocess.Popen[bytes]:
     path = os.pathsep.join(place for place in sys.path if place)
-    command = [sys.executable, "-P", "-c", "from exssnet.pixels import serve; serve()"]
+    command = [sys.executable, "-P", "-c", "from exssnet.data.pixels import serve; serve()"]
     environment = os.environ | {"PYTHONPATH": path}
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

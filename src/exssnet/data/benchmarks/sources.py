@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exssnet.data.cache import cached, fingerprint
+from exssnet.data.benchmarks.cache import cached, fingerprint
 from exssnet.data.dataset import Dataset
-from exssnet.data.hub import parquet_files
-from exssnet.data.parquet import class_names, decode
-from exssnet.data.registry import Source, find_source
+from exssnet.data.benchmarks.hub import parquet_files
+from exssnet.data.benchmarks.parquet import class_names, decode
+from exssnet.data.benchmarks.registry import Source, find_source
 from exssnet.data.streams import rows_by_class
 from exssnet.data.tensors import TensorSplit
 from exssnet.io.disk import cache_folder
@@ -22,7 +22,7 @@ def load(name: str) -> Dataset:
     if source.hub_id is None:
         return _digits(source)
     if source.lazy:
-        from exssnet.data.lazy import hub_images
+        from exssnet.data.benchmarks.lazy import hub_images
 
         return hub_images(source)
     train = _decoded(source, source.hub_id, source.train_split)
