@@ -24,7 +24,7 @@ import pyarrow
 import torch
 from torch import Tensor
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.core.bank import pack
 from exssnet.core.layout import Layout
 from exssnet.core.partition import partition

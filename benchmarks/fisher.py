@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.methods.shared.fisher import fisher_diagonal
 from exssnet.experiments.run import device_name, versions
 from exssnet.models import build

@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from exssnet import Model
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.experiments.run import device_name, versions
 
 WIDTH, DENSITY = 1.0, 0.05

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.engine.cpu.linear import packed
 from exssnet.engine.cpu.linear_numba import product
 from exssnet.experiments.run import device_name, versions

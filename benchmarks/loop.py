@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from exssnet.console import one_line_errors
-from exssnet.experiments.benchmarks import stream
+from exssnet.cli.console import one_line_errors
+from exssnet.experiments.recipes import stream
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import device_name, run, versions
 from exssnet.models import build

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from step import DENSE, MASKED, cudnn, images, parse, steps_of
 
 STEPS = 20

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.experiments.run import device_name, versions
 from transfer import trained
 

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.experiments.run import device_name, versions
 
 COMMANDS = {

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.engine.execution import CPU, CUDA, PLAIN, Execution
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData, load

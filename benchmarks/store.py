@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from exssnet import Model
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.engine.execution import PLAIN
 from exssnet.core.mixed import Mixed
 from exssnet.experiments.run import device_name, versions

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import run
 from exssnet.train import Listener

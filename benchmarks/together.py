@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.data import TensorData
 from exssnet.experiments.run import device_name, versions
 from exssnet.experiments.together import MOST

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.metrics import average_accuracy, forgetting
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions

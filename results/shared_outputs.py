@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.data.tensors import joined
 from exssnet.experiments.config import resolve, settings_from_text
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions

@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from exssnet.console import one_line_errors
-from exssnet.experiments.benchmarks import stream
+from exssnet.cli.console import one_line_errors
+from exssnet.experiments.recipes import stream
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.run import run
 from exssnet.experiments.together import each, how_many

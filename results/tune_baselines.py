@@ -19,7 +19,7 @@ from typing import Any
 
 from tune import first_tasks
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.data import Task
 from exssnet.experiments.config import RunConfig, resolve, settings_from_text
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions

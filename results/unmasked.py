@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from exssnet.console import one_line_errors
+from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
 from exssnet.methods.bounds.multitask import Multitask

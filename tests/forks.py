@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SLOW = (
-    "PIL.ImageOps", "constriction", "exssnet.cli", "exssnet.engine.cpu.selection_numba",
-    "exssnet.experiments.compare_formats", "exssnet.experiments.run", "exssnet.experiments.together",
+    "PIL.ImageOps", "constriction", "exssnet.cli.main", "exssnet.engine.cpu.selection_numba",
+    "exssnet.cli.compare_tables", "exssnet.experiments.run", "exssnet.experiments.together",
     "exssnet.methods.masks.exssnet", "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.model",
-    "exssnet.terminal", "exssnet.terminal_model", "exssnet.terminal_progress", "pyarrow.parquet",
+    "exssnet.cli.run_display", "exssnet.cli.model_display", "exssnet.cli.progress", "pyarrow.parquet",
     "scipy.special", "sklearn.datasets", "sklearn.neighbors", "torch._dynamo", "torch.onnx", "torch.profiler",
     "typer.main",
 )  # fmt: skip
@@ -90,7 +90,7 @@ def serve() -> None:
         import_module(name)
     sys.argv = ["exssnet", "list", "methods"]
     with redirect_stdout(StringIO()), suppress(SystemExit):
-        import_module("exssnet.cli").main()  # what a command imports before it does anything
+        import_module("exssnet.cli.main").main()  # what a command imports before it does anything
     for line in sys.stdin:
         asked = json.loads(line)
         if "wait" in asked:
@@ -105,7 +105,7 @@ def serve() -> None:
 
 def run(asked: dict) -> None:
     """In the fork: the command, from its arguments to its exit code."""
-    from exssnet.cli import main
+    from exssnet.cli.main import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us without
     os.chdir(asked["cwd"])

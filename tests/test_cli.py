@@ -106,13 +106,13 @@ def test_list_names_everything_with_a_line_each(exssnet, what, names):
 
 def test_help_and_import_do_not_import_torch(exssnet):
     code = (
-        "import sys, exssnet, exssnet.cli; assert 'torch' not in sys.modules; assert 'exssnet.model' not in sys.modules"
+        "import sys, exssnet, exssnet.cli.main; assert 'torch' not in sys.modules; assert 'exssnet.model' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = (
         "import sys; sys.argv = ['exssnet', '--help']\n"
         "import atexit; atexit.register(lambda: print('torch' in sys.modules))\n"
-        "import exssnet.cli; exssnet.cli.main()"
+        "import exssnet.cli.main; exssnet.cli.main.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False"

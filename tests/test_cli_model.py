@@ -17,7 +17,7 @@ from tests.store.small import content
 from tests.user_files import DIGITS, NETWORK, bomb, csv_file, hub_rows, names, picture_folder
 
 from exssnet import Model
-from exssnet.terminal_model import bytes_
+from exssnet.cli.model_display import bytes_
 
 SMALL = ("--network", "lenet-300-100", "--width", "0.3")
 QUICK = ("--epochs", "16")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.forks import PROGRESS, Done, Forks
 
-from exssnet import terminal_progress
-from exssnet.terminal_progress import Epochs, Lines
+from exssnet.cli import progress as terminal_progress
+from exssnet.cli.progress import Epochs, Lines
 from exssnet.train import EpochReport
 
 RUN = ("run", "split-digits", "--tasks", "2", "--mask-epochs", "1", "--weight-epochs")
@@ -78,12 +78,12 @@ def test_a_command_that_has_nothing_to_keep_says_that_it_was_stopped(exssnet: Fo
     slow = tmp_path / "slow.py"
     slow.write_text(
         "import sys\n"
-        "from exssnet import cli\n"
-        "@cli.app.command()\n"
+        "from exssnet.cli import main\n"
+        "@main.app.command()\n"
         "def wait():\n"
         "    open('begun', 'w').close()\n"
         "    open('wait')\n"
-        "cli.main()\n"
+        "main.main()\n"
     )
     process = exssnet.start("wait", program=slow, cwd=tmp_path)
     wait_until((tmp_path / "begun").exists)

@@ -1,6 +1,6 @@
 """`python -m exssnet`."""
 
-from exssnet.cli import main
+from exssnet.cli.main import main
 
 if __name__ == "__main__":
     main()

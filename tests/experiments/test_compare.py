@@ -14,7 +14,7 @@ from tests.experiments.comparing import RESULTS, exssnet, rows
 
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import compare
-from exssnet.experiments.compare_formats import FORMATS
+from exssnet.cli.compare_tables import FORMATS
 from exssnet.experiments.config import RunConfig
 
 OF_A_RUN = ("seed", "class_order_seed", "device", "threads", "compile")
@@ -275,10 +275,10 @@ def test_miniatures_are_a_block_of_their_own_and_say_so(put):
 
 def test_comparing_does_not_import_torch():
     code = (
-        "import sys, exssnet.cli\n"
+        "import sys, exssnet.cli.main\n"
         f"sys.argv = ['exssnet', 'compare', {str(RESULTS / 'split-mnist')!r}]\n"
         "import atexit; atexit.register(lambda: print('torch' in sys.modules))\n"
-        "exssnet.cli.main()"
+        "exssnet.cli.main.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -6,7 +6,7 @@ import re
 import pytest
 from tests.experiments.comparing import RESULTS, exssnet, rows
 
-from exssnet.experiments.compare_formats import FORMATS
+from exssnet.cli.compare_tables import FORMATS
 
 
 def test_several_benchmarks_have_one_table_of_methods_by_benchmarks(put):

@@ -10,7 +10,7 @@ import torch
 from tests.experiments.short_runs import short
 
 from exssnet.errors import RunError
-from exssnet.experiments.benchmarks import recipes
+from exssnet.experiments.recipes import recipes
 from exssnet.experiments.config import BY_NAME, OF_CLASSES, RunConfig, resolve
 from exssnet.experiments.run import run
 from exssnet.methods import methods

@@ -12,13 +12,13 @@ import yaml
 from tests.experiments.comparing import RESULTS
 from tests.experiments.short_runs import short
 
-from exssnet import terminal
+from exssnet.cli import run_display as terminal
 from exssnet.io.disk import temporary
 from exssnet.errors import RunError
 from exssnet.experiments import compare
-from exssnet.experiments.compare_formats import FORMATS
+from exssnet.cli.compare_tables import FORMATS
 from exssnet.experiments.config import RunConfig
-from exssnet.experiments.folder import RunFolder
+from exssnet.experiments.run_folder import RunFolder
 from exssnet.experiments.run import run
 
 REAL = json.loads((RESULTS / "split-mnist/exssnet+kkt/seed-0/results.json").read_text("utf-8"))

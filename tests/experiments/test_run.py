@@ -101,7 +101,7 @@ def test_a_folder_of_another_configuration_is_refused_and_left_alone(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from exssnet.experiments.folder import RunFolder
+from exssnet.experiments.run_folder import RunFolder
 from tests.experiments.short_runs import short
 with RunFolder(Path(sys.argv[1]), short()).writing():
     print("writing", flush=True)
@@ -129,7 +129,7 @@ from pathlib import Path
 sys.modules["fcntl"] = None
 for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "sched_getaffinity"):
     delattr(os, name)
-from exssnet.experiments.folder import RunFolder
+from exssnet.experiments.run_folder import RunFolder
 from tests.experiments.short_runs import short
 folder = RunFolder(Path(sys.argv[1]), short())
 with folder.writing():

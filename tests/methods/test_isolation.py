@@ -19,7 +19,7 @@ from exssnet.core.network import MaskedNetwork
 from exssnet.engine.cpu.selection_cpu import BandSelector
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.errors import InputError
-from exssnet.experiments.benchmarks import recipe, recipes
+from exssnet.experiments.recipes import recipe, recipes
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import parse, transfers

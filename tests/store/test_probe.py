@@ -21,7 +21,7 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 from exssnet import InputError, Model, StoreError
-from exssnet.cli import app
+from exssnet.cli.main import app
 from exssnet.store.folder import Folder
 from exssnet.store.model import StoredModel
 from exssnet.store.probe import minstd

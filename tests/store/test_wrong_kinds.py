@@ -20,7 +20,7 @@ import exssnet
 from exssnet.errors import ExssnetError, StoreError
 from exssnet.store.folder import Folder
 from exssnet.store.verify import verify
-from exssnet.terminal_model import print_tasks
+from exssnet.cli.model_display import print_tasks
 
 WRONG: list[Any] = [None, True, -1, 10**18, 1e300, "x", "x" * 10_000, [], {}, [[]], {"a": None}, [10**6] * 3]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from exssnet.io import parse
 from exssnet.errors import InputError, ParseError, RunError
-from exssnet.experiments.benchmarks import STREAMS, recipe
+from exssnet.experiments.recipes import STREAMS, recipe
 
 if TYPE_CHECKING:
     from exssnet.methods import Method

@@ -22,7 +22,7 @@ from exssnet.data.tasks import Data, Outline, Stream, Task
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import benchmarks, metrics
 from exssnet.experiments.config import RunConfig
-from exssnet.experiments.folder import RunFolder
+from exssnet.experiments.run_folder import RunFolder
 from exssnet.methods import Method, parse
 from exssnet.models import build
 from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint

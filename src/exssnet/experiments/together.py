@@ -50,7 +50,7 @@ def _reads_from_disk(config: RunConfig) -> bool:
 
 def refuse_early(configs: Sequence[RunConfig], out: Path) -> None:
     """Raise now what one of several runs would raise when its turn comes: of every method and head one is prepared."""
-    from exssnet.experiments.folder import RunFolder
+    from exssnet.experiments.run_folder import RunFolder
     from exssnet.experiments.run import computing, prepare
 
     if len(configs) == 1:
@@ -91,7 +91,7 @@ def each(
     import torch
 
     from exssnet.core.module.skeleton import prepare_compiler
-    from exssnet.experiments.benchmarks import stream
+    from exssnet.experiments.recipes import stream
     from exssnet.experiments.run import computing
 
     if any(config.compile == "on" for config in configs):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from exssnet.console import rich_console
+from exssnet.cli.console import rich_console
 from exssnet.errors import printable
 from exssnet.train.listener import EpochReport, Listener
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from exssnet.console import print_table, say
+from exssnet.cli.console import print_table, say
 
 NONE = "–"
 

@@ -8,7 +8,7 @@ from decimal import ROUND_DOWN, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exssnet.console import print_json, print_table, say
+from exssnet.cli.console import print_json, print_table, say
 from exssnet.store.auto import UNKNOWN
 from exssnet.store.plan import LayerPlan
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from exssnet.console import rich_console
+from exssnet.cli.console import rich_console
 from exssnet.experiments.compare import Row, Spread
 
 WIDTH = 80  # columns of a terminal

@@ -22,7 +22,7 @@ def recipes() -> dict[str, dict[str, Any]]:
     """Every benchmark's recipe file, by name."""
     import yaml
 
-    folder = resources.files(__package__) / "recipes"
+    folder = resources.files(__package__)
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".yaml"))
     return {name.removesuffix(".yaml"): yaml.safe_load((folder / name).read_text("utf-8")) for name in files}
 

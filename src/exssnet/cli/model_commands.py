@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exssnet.cli_values import imported, numbers, pairs
-from exssnet.console import print_json, say, stoppable, stored, tell
+from exssnet.cli.values import imported, numbers, pairs
+from exssnet.cli.console import print_json, say, stoppable, stored, tell
 from exssnet.errors import InputError
 from exssnet.store.manifest import AUTO
 
@@ -110,7 +110,7 @@ def learn(
     as_json: AsJson = False,
 ) -> None:
     """Add a task from your own files; the first one makes the directory."""
-    from exssnet import terminal_model, terminal_progress
+    from exssnet.cli import model_display as terminal_model, progress as terminal_progress
     from exssnet.data.files.labelled import read_labelled
     from exssnet.store.base import check_method
     from exssnet.store.folder import Folder
@@ -189,7 +189,7 @@ def _open(path: Path, network: str | None = None, device: str | None = None) -> 
 @app.command(rich_help_panel=PANEL)
 def tasks(path: Where, as_json: AsJson = False) -> None:
     """List the tasks: classes, accuracy, lender, overlap, trained weights, bytes, date."""
-    from exssnet import terminal_model
+    from exssnet.cli import model_display as terminal_model
 
     model = _open(path)
     terminal_model.print_tasks(model, as_json)
@@ -219,7 +219,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Say what inputs are, with probabilities; --task auto finds the task too, or says that it is unknown."""
-    from exssnet import terminal_model
+    from exssnet.cli import model_display as terminal_model
     from exssnet.store import ask
 
     model = _open(path, network, device)
@@ -250,7 +250,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure a task on labelled files; --task auto measures how well tasks are told apart as well."""
-    from exssnet import terminal_model
+    from exssnet.cli import model_display as terminal_model
     from exssnet.store import ask
 
     model = _open(path, network, device)
@@ -268,7 +268,7 @@ def evaluate(
 @app.command(rich_help_panel=PANEL)
 def verify(path: Where, network: Own = None, as_json: AsJson = False) -> None:
     """Check every byte of every file, and every task against the digest it was learned with."""
-    from exssnet import terminal_model
+    from exssnet.cli import model_display as terminal_model
     from exssnet.store.folder import Folder
     from exssnet.store.verify import verify as check
 
@@ -287,7 +287,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what is free, and what more tasks will leave and cost."""
-    from exssnet import terminal_model
+    from exssnet.cli import model_display as terminal_model
 
     terminal_model.print_plan(_open(path, network).plan(tasks, density), as_json)
 
@@ -303,7 +303,7 @@ def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help
 @app.command(rich_help_panel=PANEL)
 def remove(path: Where, task: Task, network: Own = None) -> None:
     """Take a task out; weights that no other task reads become free, what others read stays as it is."""
-    from exssnet import terminal_model
+    from exssnet.cli import model_display as terminal_model
 
     removed = _open(path, network).remove(task)
     with stored(f"'{task}' is removed"):

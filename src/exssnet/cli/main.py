@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from exssnet import cli_model
-from exssnet.console import REFUSED, Stopped, one_line_errors, print_json, stoppable, stored, tell
+from exssnet.cli import model_commands as cli_model
+from exssnet.cli.console import REFUSED, Stopped, one_line_errors, print_json, stoppable, stored, tell
 from exssnet.errors import InputError
 from exssnet.version import __version__
 
@@ -104,14 +104,14 @@ def options(
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
     """List the methods, benchmarks or models by name."""
-    from exssnet import terminal
+    from exssnet.cli import run_display as terminal
 
     terminal.print_names(_descriptions(what))
 
 
 def _descriptions(what: Listing) -> dict[str, str]:
     if what is Listing.BENCHMARKS:
-        from exssnet.experiments.benchmarks import recipes
+        from exssnet.experiments.recipes import recipes
 
         return {name: recipe["description"] for name, recipe in recipes().items()}
     if what is Listing.MODELS:
@@ -222,8 +222,8 @@ def run(
 ) -> None:
     """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
-    from exssnet import terminal, terminal_progress
-    from exssnet.experiments.folder import kept
+    from exssnet.cli import run_display as terminal, progress as terminal_progress
+    from exssnet.experiments.run_folder import kept
     from exssnet.experiments.together import how_many, refuse_early, run_all
     from exssnet.methods import plug_in
 
@@ -331,7 +331,7 @@ def compare(
 ) -> None:
     """Compare methods: mean ± std over seeds, differences, published numbers; a table per benchmark."""
     from exssnet.experiments import compare as comparison
-    from exssnet.experiments.compare_formats import FORMATS
+    from exssnet.cli.compare_tables import FORMATS
 
     print(FORMATS[format](comparison.compare(comparison.read(runs or [Path("runs")]), against, sort)))
 
