@@ -31,7 +31,7 @@ from exssnet.core.partition import partition
 from exssnet.core.selection import keep_counts, select
 from exssnet.experiments.run import device_name, versions
 from exssnet.models import build
-from exssnet.store.codec import decode, encode
+from exssnet.store.format.codec import decode, encode
 
 NETWORKS: dict[str, tuple[str, tuple[int, ...], int, int]] = {
     "LeNet-300-100": ("lenet-300-100", (1, 28, 28), 10, 1),

@@ -33,11 +33,11 @@ from exssnet.experiments.run import device_name, versions
 OPEN = """
 import sys, time
 import torch
-import exssnet.store.model
+import exssnet.store.stored_model
 torch.set_num_threads(1)
 path, last = sys.argv[1], int(sys.argv[2]) - 1
 started = time.perf_counter()
-model = exssnet.store.model.StoredModel.open(path)
+model = exssnet.store.stored_model.StoredModel.open(path)
 WHAT
 print(time.perf_counter() - started)
 """

@@ -24,7 +24,7 @@ from exssnet.train.optimizers import OptimizerFactory
 
 if TYPE_CHECKING:
     from exssnet.data.files.examples import Array, Examples
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
 
 NAMED = 5  # tasks whose names a `repr` shows
@@ -87,8 +87,8 @@ class Model:
         init: str | None = None, private: Collection[str] | None = None, head_layer: str | None = None,
         device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
-        """Make a model directory, to which tasks are added for years; see `exssnet.store.model.StoredModel.create`."""
-        from exssnet.store.model import StoredModel
+        """Make a model directory, to which tasks are added for years; see `exssnet.store.stored_model.StoredModel.create`."""
+        from exssnet.store.stored_model import StoredModel
 
         return StoredModel.create(
             path, network, input, density=density, seed=seed, method=method, width=width, init=init, private=private,
@@ -100,7 +100,7 @@ class Model:
         path: str | Path, module: nn.Module | None = None, device: str | torch.device | None = None
     ) -> StoredModel:
         """Open a model directory; `module` is the network where it is one of your own."""
-        from exssnet.store.model import StoredModel
+        from exssnet.store.stored_model import StoredModel
 
         return StoredModel.open(path, module, device)
 

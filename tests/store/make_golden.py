@@ -14,7 +14,7 @@ import torch
 from tests.store.small import Own, X, create, learn
 
 from exssnet import Model
-from exssnet.store.model import StoredModel
+from exssnet.store.stored_model import StoredModel
 
 
 def own_network() -> Own:

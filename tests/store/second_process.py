@@ -22,8 +22,8 @@ import filelock
 import torch
 
 import exssnet
-from exssnet.store.folder import Folder
-from exssnet.store.model import StoredModel
+from exssnet.store.directory import Folder
+from exssnet.store.stored_model import StoredModel
 from exssnet.store.verify import verify
 
 ROOT = Path(__file__).parents[2]

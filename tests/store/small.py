@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from exssnet import Model
-from exssnet.store.model import StoredModel
+from exssnet.store.stored_model import StoredModel
 
 X = torch.randn(9, 12, generator=torch.Generator().manual_seed(9))
 QUICK = {"epochs": (1, 1), "batch_size": 16}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exssnet.store.card import identity
+from exssnet.store.format.card import identity
 from exssnet.store.verify import ROLLBACK
 
 KINDS = ("removed", "undone", "own network")

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from exssnet.errors import DataError, InputError
-from exssnet.store import codec_reference
-from exssnet.store.codec import decode, encode
+from exssnet.store.format import codec_reference
+from exssnet.store.format.codec import decode, encode
 
 weights = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=300)
 seeds = st.integers(0, 2**31)
@@ -206,7 +206,7 @@ def test_another_process_writes_the_same_bytes():
     again = encode(mask.clone(), lender=lender.clone())
     program = """
 import torch
-from exssnet.store.codec import encode
+from exssnet.store.format.codec import encode
 drawn = [torch.rand(30_000, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
 print(encode(drawn[0] < 0.1, lender=(drawn[0] < 0.1) | (drawn[1] < 0.05)).hex())
 """

@@ -15,8 +15,8 @@ from tests.store.second_process import Server, State, answers, change, examples,
 
 import exssnet
 from exssnet.errors import ExssnetError, StoreError
-from exssnet.store.folder import Folder
-from exssnet.store.manifest import parse
+from exssnet.store.directory import Folder
+from exssnet.store.format.manifest import parse
 from exssnet.store.verify import verify
 
 KILLS = 200

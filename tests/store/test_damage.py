@@ -14,7 +14,7 @@ from torch import nn
 
 import exssnet
 from exssnet.errors import StoreError
-from exssnet.store.folder import Folder
+from exssnet.store.directory import Folder
 from exssnet.store.verify import ROLLBACK, verify
 
 FLIPS = 500

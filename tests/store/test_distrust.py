@@ -14,7 +14,7 @@ from tests.store.tamper import Edit, all_files, rewrite
 
 import exssnet
 from exssnet.errors import ExssnetError, StoreError
-from exssnet.store.folder import Folder
+from exssnet.store.directory import Folder
 from exssnet.store.verify import verify
 
 

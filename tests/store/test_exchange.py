@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from exssnet import InputError, Model, StoreError
 from exssnet.models import build
 from exssnet.store.exchange import load_exported
-from exssnet.store.model import StoredModel
+from exssnet.store.stored_model import StoredModel
 
 DIGITS = load_digits()
 PIXELS = DIGITS.images.astype(np.uint8)[:, None]

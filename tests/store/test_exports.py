@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from exssnet import InputError, Model, StoreError
 from exssnet.core.proof import digests_of
-from exssnet.store.card import identity
-from exssnet.store.model import StoredModel
+from exssnet.store.format.card import identity
+from exssnet.store.stored_model import StoredModel
 
 WITHOUT = """
 import sys

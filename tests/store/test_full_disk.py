@@ -11,8 +11,8 @@ from tests.store.second_process import Server, change, examples, state, whole
 
 from exssnet import Model
 from exssnet.errors import StoreError
-from exssnet.store.folder import Folder
-from exssnet.store.model import StoredModel
+from exssnet.store.directory import Folder
+from exssnet.store.stored_model import StoredModel
 from exssnet.store.verify import verify
 
 BEFORE = {  # what the directory has been through, and its last task

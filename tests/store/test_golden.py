@@ -13,7 +13,7 @@ from torch import nn
 
 from exssnet import Model
 from exssnet.errors import StoreError
-from exssnet.store.folder import Folder
+from exssnet.store.directory import Folder
 from exssnet.store.verify import verify
 
 GOLDEN = Path(__file__).with_name("golden")

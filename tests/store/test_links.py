@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from exssnet import Model, StoreError
-from exssnet.store.card import content, parse
+from exssnet.store.format.card import content, parse
 from exssnet.store.change import Change
-from exssnet.store.folder import Folder
-from exssnet.store.model import StoredModel
+from exssnet.store.directory import Folder
+from exssnet.store.stored_model import StoredModel
 from exssnet.store.verify import verify
 
 
@@ -49,7 +49,7 @@ OPENED = """
 import sys
 from pathlib import Path
 from exssnet import Model, StoreError
-from exssnet.store.folder import Folder
+from exssnet.store.directory import Folder
 from exssnet.store.verify import verify
 for path in sys.argv[1:]:
     try:
@@ -118,7 +118,7 @@ def test_a_first_task_that_fails_leaves_no_directory_and_spoils_none(tmp_path):
 
 KILLED = """
 import os, sys, time, torch
-from exssnet.store.model import StoredModel
+from exssnet.store.stored_model import StoredModel
 link = os.link
 def slow(source, to):
     if to.name == "manifest.json":

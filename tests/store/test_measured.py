@@ -12,10 +12,10 @@ from tests.store.test_golden import GOLDEN
 from exssnet import Model
 from exssnet.data.files.labelled import hold_out
 from exssnet.errors import InputError
-from exssnet.store import held_out
-from exssnet.store.held_out import Reading
-from exssnet.store.measured import MOST_TASKS, RIGHT, Measured, calibrated, candidates, probabilities, threshold
-from exssnet.store.model import StoredModel
+from exssnet.store.routes import held_out
+from exssnet.store.routes.held_out import Reading
+from exssnet.store.routes.measured import MOST_TASKS, RIGHT, Measured, calibrated, candidates, probabilities, threshold
+from exssnet.store.stored_model import StoredModel
 
 QUICK = {"epochs": (6, 6), "batch_size": 16}
 

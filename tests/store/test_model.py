@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exssnet import DataError, InputError, Model, StoreError
-from exssnet.store.folder import Folder
-from exssnet.store.model import StoredModel
+from exssnet.store.directory import Folder
+from exssnet.store.stored_model import StoredModel
 from exssnet.store.plan import running_low
 
 DIGITS = load_digits()

@@ -9,7 +9,7 @@ from tests.store.small import create, examples
 
 from exssnet import Model
 from exssnet.core.routing import RULES, route
-from exssnet.store.model import StoredModel
+from exssnet.store.stored_model import StoredModel
 
 QUICK = {"epochs": (6, 6), "batch_size": 16}
 

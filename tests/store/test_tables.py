@@ -13,7 +13,7 @@ from exssnet import Model
 from exssnet.errors import InputError
 from exssnet.models import build
 from exssnet.store.learning import usual_epochs
-from exssnet.store.model import StoredModel
+from exssnet.store.stored_model import StoredModel
 
 
 def table(file: Path, x: np.ndarray, y: np.ndarray) -> Path:

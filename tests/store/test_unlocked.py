@@ -9,7 +9,7 @@ import pytest
 from tests.store.second_process import Server, State, change, whole
 
 from exssnet.errors import StoreError
-from exssnet.store.folder import Folder
+from exssnet.store.directory import Folder
 from exssnet.store.writer import Writer
 
 PAIRS = [

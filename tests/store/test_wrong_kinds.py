@@ -18,7 +18,7 @@ from torch import Tensor
 
 import exssnet
 from exssnet.errors import ExssnetError, StoreError
-from exssnet.store.folder import Folder
+from exssnet.store.directory import Folder
 from exssnet.store.verify import verify
 from exssnet.cli.model_display import print_tasks
 

@@ -11,11 +11,11 @@ import typer
 from exssnet.cli.values import imported, numbers, pairs
 from exssnet.cli.console import print_json, say, stoppable, stored, tell
 from exssnet.errors import InputError
-from exssnet.store.manifest import AUTO
+from exssnet.store.format.manifest import AUTO
 
 if TYPE_CHECKING:
     from exssnet.data.files.labelled import Labelled
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
 app = typer.Typer()
 
@@ -112,10 +112,10 @@ def learn(
     """Add a task from your own files; the first one makes the directory."""
     from exssnet.cli import model_display as terminal_model, progress as terminal_progress
     from exssnet.data.files.labelled import read_labelled
-    from exssnet.store.base import check_method
-    from exssnet.store.folder import Folder
-    from exssnet.store.measured import Measured
-    from exssnet.store.model import StoredModel, check_name
+    from exssnet.store.format.base_file import check_method
+    from exssnet.store.directory import Folder
+    from exssnet.store.routes.measured import Measured
+    from exssnet.store.stored_model import StoredModel, check_name
     from exssnet.store.plan import running_low
 
     with stoppable(lambda: _kept(path, task)):
@@ -167,7 +167,7 @@ def _asked(**options: Any) -> dict[str, Any]:
 
 def _kept(path: Path, task: str) -> str:
     """What became of a task whose learning was stopped, and how to go on."""
-    from exssnet.store.folder import Folder
+    from exssnet.store.directory import Folder
 
     if not Folder(path).exists():
         return f"nothing was written to {path}: the same command begins again"
@@ -177,7 +177,7 @@ def _kept(path: Path, task: str) -> str:
 
 
 def _open(path: Path, network: str | None = None, device: str | None = None) -> StoredModel:
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
     if network is not None and ":" not in network:
         raise InputError(
@@ -269,7 +269,7 @@ def evaluate(
 def verify(path: Where, network: Own = None, as_json: AsJson = False) -> None:
     """Check every byte of every file, and every task against the digest it was learned with."""
     from exssnet.cli import model_display as terminal_model
-    from exssnet.store.folder import Folder
+    from exssnet.store.directory import Folder
     from exssnet.store.verify import verify as check
 
     report = check(Folder(path), imported(network))

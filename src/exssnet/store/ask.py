@@ -11,9 +11,9 @@ from torch import Tensor
 
 from exssnet.data.files.labelled import read_inputs
 from exssnet.errors import InputError
-from exssnet.store.auto import choose
-from exssnet.store.card import distinct
-from exssnet.store.measured import RULE
+from exssnet.store.routes.auto import choose
+from exssnet.store.format.card import distinct
+from exssnet.store.routes.measured import RULE
 from exssnet.store.reader import Reader
 
 MOST_CANDIDATES = 5  # tasks that an answer names

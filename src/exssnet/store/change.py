@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from exssnet.errors import StoreError
 from exssnet.model import Model
-from exssnet.store import tasks as task_files
-from exssnet.store.card import Card, content
-from exssnet.store.manifest import Entry
+from exssnet.store.format import task_files
+from exssnet.store.format.card import Card, content
+from exssnet.store.format.manifest import Entry
 from exssnet.store.writer import Writer
 
 if TYPE_CHECKING:
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
 
 class Change:

@@ -22,14 +22,14 @@ from exssnet.io import parse
 from exssnet.core.proof import digests_of
 from exssnet.io.disk import temporary, write_together
 from exssnet.errors import InputError, ParseError, StoreError
-from exssnet.store import card as cards
+from exssnet.store.format import card as cards
 from exssnet.store.baked import baked, scaling_of, state_of
-from exssnet.store.folder import holds
-from exssnet.store.tasks import unlike
+from exssnet.store.directory import holds
+from exssnet.store.format.task_files import unlike
 
 if TYPE_CHECKING:
     from exssnet.core.network import MaskedNetwork
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
 STATES = ("safetensors", "torch")  # files of a state_dict, with a .json beside them
 FORMATS = (*STATES, "onnx", "pt2", "model")
@@ -189,7 +189,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 def _as_directory(model: StoredModel, task: str, path: Path) -> None:
     """The same base, with this task alone: made next to its position, and renamed."""
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
     beside = temporary(path)
     try:

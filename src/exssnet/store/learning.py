@@ -13,7 +13,7 @@ from exssnet.data.files import labelled as files
 from exssnet.data.tasks import Data
 from exssnet.data.tensors import Shared, TensorData
 from exssnet.data.transforms import Normalize
-from exssnet.store.routing import prepared
+from exssnet.store.routes.scaled_routing import prepared
 
 STEPS = 1500  # in each phase of a small table: a checkerboard of 900 rows needs as many
 

@@ -20,18 +20,18 @@ from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import read_examples
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model, listed
-from exssnet.store import probe
-from exssnet.store import tasks as task_files
-from exssnet.store.auto import Found, find
+from exssnet.store.format import probe
+from exssnet.store.format import task_files
+from exssnet.store.routes.auto import Found, find
 from exssnet.store.baked import baked
-from exssnet.store.base import Base
-from exssnet.store.card import Card, of_network, parse
-from exssnet.store.folder import Folder, Missing
-from exssnet.store.held_out import HeldOut
-from exssnet.store.manifest import AUTO, File, Manifest
-from exssnet.store.measured import Measured, takes
-from exssnet.store.routing import prepared, route_among
-from exssnet.store.stored_task import StoredTask
+from exssnet.store.format.base_file import Base
+from exssnet.store.format.card import Card, of_network, parse
+from exssnet.store.directory import Folder, Missing
+from exssnet.store.routes.held_out import HeldOut
+from exssnet.store.format.manifest import AUTO, File, Manifest
+from exssnet.store.routes.measured import Measured, takes
+from exssnet.store.routes.scaled_routing import prepared, route_among
+from exssnet.store.format.stored_task import StoredTask
 
 if TYPE_CHECKING:
     from exssnet.data.files.examples import Array, Examples

@@ -9,10 +9,10 @@ from torch import nn
 
 from exssnet.core.network import ALL_TASKS
 from exssnet.errors import ExssnetError, StoreError
-from exssnet.store import probe
-from exssnet.store.card import identity
-from exssnet.store.folder import MANIFEST, Folder, Missing
-from exssnet.store.manifest import File, Manifest, parse
+from exssnet.store.format import probe
+from exssnet.store.format.card import identity
+from exssnet.store.directory import MANIFEST, Folder, Missing
+from exssnet.store.format.manifest import File, Manifest, parse
 
 if TYPE_CHECKING:
     from exssnet.core.proof import Verification
@@ -112,7 +112,7 @@ def _way_back(folder: Folder, before: File) -> dict[File, tuple[str, ...]]:
 
 
 def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Report:
-    from exssnet.store.model import StoredModel
+    from exssnet.store.stored_model import StoredModel
 
     try:
         stored = StoredModel(folder, module, None)

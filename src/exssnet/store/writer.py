@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from exssnet.io.disk import sync_names, temporary, write_new, write_whole
 from exssnet.errors import StoreError
-from exssnet.store.folder import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
-from exssnet.store.manifest import File, Manifest, parse, undone_note
+from exssnet.store.directory import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
+from exssnet.store.format.manifest import File, Manifest, parse, undone_note
 
 NO_LINKS = {getattr(errno, name, None) for name in ("EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK", "EXDEV")}
 

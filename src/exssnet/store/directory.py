@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from exssnet.io.disk import TEMPORARY, flag, sync_names
 from exssnet.errors import ParseError, StoreError
 from exssnet.io.parse import MEBIBYTE, read
-from exssnet.store.manifest import File, Manifest, parse, undone_note
+from exssnet.store.format.manifest import File, Manifest, parse, undone_note
 
 if TYPE_CHECKING:
     from exssnet.store.writer import Writer

@@ -18,7 +18,7 @@ from torch import Tensor
 from exssnet.core.bank import pack, unpack
 from exssnet.core.network import MaskedNetwork
 from exssnet.errors import DataError, StoreError
-from exssnet.store import codec
+from exssnet.store.format import codec
 
 PRIVATE = "private."
 

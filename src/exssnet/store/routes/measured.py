@@ -18,12 +18,12 @@ from torch import Tensor
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.routing import certainty
 from exssnet.errors import ExssnetError, ParseError
-from exssnet.store.held_out import MOST_ROWS, spread
-from exssnet.store.routing import route_among
+from exssnet.store.routes.held_out import MOST_ROWS, spread
+from exssnet.store.routes.scaled_routing import route_among
 from exssnet.io.typed import Between, Length, typed
 
 if TYPE_CHECKING:
-    from exssnet.store.card import Card
+    from exssnet.store.format.card import Card
 
 RULE = "confident"
 MOST_TASKS = 20  # that are measured with each other; of more, the lender and some evenly spread over the others

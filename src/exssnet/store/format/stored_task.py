@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exssnet.store.card import identity
-from exssnet.store.manifest import Entry
+from exssnet.store.format.card import identity
+from exssnet.store.format.manifest import Entry
 
 
 @dataclass(frozen=True)

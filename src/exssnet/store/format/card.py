@@ -14,9 +14,9 @@ from exssnet.core.proof import combined_digest
 from exssnet.data.limits import MOST_CLASSES
 from exssnet.errors import ParseError, StoreError
 from exssnet.io.parse import MEBIBYTE, Between, Length, Limits, from_json, typed
-from exssnet.store.base import MOST_NUMBERS
-from exssnet.store.measured import Measured
-from exssnet.store.probe import Probe
+from exssnet.store.format.base_file import MOST_NUMBERS
+from exssnet.store.routes.measured import Measured
+from exssnet.store.format.probe import Probe
 
 Card = dict[str, Any]
 

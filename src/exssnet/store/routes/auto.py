@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exssnet.errors import InputError
-from exssnet.store.measured import RULE, probabilities
+from exssnet.store.routes.measured import RULE, probabilities
 
 if TYPE_CHECKING:
     from exssnet.data.files.examples import Array

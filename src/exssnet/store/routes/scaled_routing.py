@@ -14,7 +14,7 @@ from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import as_inputs
 
 if TYPE_CHECKING:
-    from exssnet.store.card import Card
+    from exssnet.store.format.card import Card
 
 
 def route_among(network: MaskedNetwork, cards: Sequence[Card], raw: Tensor, rule: str, per: str = "row") -> Routed:

@@ -16,19 +16,20 @@ from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import check_labels, count_classes, read_examples
 from exssnet.data.files.naming import class_names
 from exssnet.errors import InputError, StoreError
-from exssnet.store import exchange, probe
-from exssnet.store import tasks as task_files
-from exssnet.store.base import check_method, new_base
-from exssnet.store.card import Card, identity, of_network, renamed, with_task, without
+from exssnet.store import exchange
+from exssnet.store.format import probe
+from exssnet.store.format import task_files
+from exssnet.store.format.base_file import check_method, new_base
+from exssnet.store.format.card import Card, identity, of_network, renamed, with_task, without
 from exssnet.store.change import Change
-from exssnet.store.folder import FILES, LOCK, UNFINISHED, Folder
-from exssnet.store.held_out import source_of
+from exssnet.store.directory import FILES, LOCK, UNFINISHED, Folder
+from exssnet.store.routes.held_out import source_of
 from exssnet.store.learning import cut, fitting_scaling, parts, usual_batch, usual_epochs
-from exssnet.store.manifest import AUTO, File, Manifest
-from exssnet.store.measured import measure, written
+from exssnet.store.format.manifest import AUTO, File, Manifest
+from exssnet.store.routes.measured import measure, written
 from exssnet.store.plan import Plan, plan
 from exssnet.store.reader import Reader
-from exssnet.store.stored_task import StoredTask
+from exssnet.store.format.stored_task import StoredTask
 from exssnet.store.verify import Report, verify
 from exssnet.train import Listener
 

@@ -1,0 +1,1 @@
+"""What lies in a model directory: manifest, base, cards, and the files of tasks."""
