@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from exssnet.cli.console import one_line_errors
-from exssnet.methods.shared.fisher import fisher_diagonal
 from exssnet.experiments.run import device_name, versions
+from exssnet.methods.shared.fisher import fisher_diagonal
 from exssnet.models import build
 
 IMAGES, BATCH = 10_000, 1000

@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from exssnet.cli.console import one_line_errors
-from exssnet.experiments.recipes import stream
 from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.recipes import stream
 from exssnet.experiments.run import device_name, run, versions
 from exssnet.models import build
 

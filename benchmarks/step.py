@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 
 from exssnet.cli.console import one_line_errors
-from exssnet.engine.execution import CPU, CUDA, PLAIN, Execution
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData, load
 from exssnet.data.tensors import Shared
+from exssnet.engine.execution import CPU, CUDA, PLAIN, Execution
 from exssnet.errors import DataError
 from exssnet.experiments.run import device_name, versions
 from exssnet.methods.base import Phase

@@ -26,8 +26,8 @@ import torch
 
 from exssnet import Model
 from exssnet.cli.console import one_line_errors
-from exssnet.engine.execution import PLAIN
 from exssnet.core.mixed import Mixed
+from exssnet.engine.execution import PLAIN
 from exssnet.experiments.run import device_name, versions
 
 OPEN = """

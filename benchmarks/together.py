@@ -21,9 +21,9 @@ import torch
 
 from exssnet.cli.console import one_line_errors
 from exssnet.data import TensorData
+from exssnet.engine.cuda.gpu_lock import CONNECTIONS, ask_for_connections, taking_turns
 from exssnet.experiments.run import device_name, versions
 from exssnet.experiments.together import MOST
-from exssnet.engine.cuda.gpu_lock import CONNECTIONS, ask_for_connections, taking_turns
 from step import cudnn, images, parse, steps_of
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import mean
 
 from exssnet.cli.console import one_line_errors
-from exssnet.experiments.recipes import stream
 from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.recipes import stream
 from exssnet.experiments.run import run
 from exssnet.experiments.together import each, how_many
 from exssnet.train import Listener

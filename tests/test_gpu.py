@@ -13,16 +13,16 @@ from tests.core.networks import mlp, task
 from tests.stopping import cut_after
 from torch import nn
 
-from exssnet.engine import kernels
 from exssnet.core import reference, transfer
-from exssnet.engine.execution import CUDA, Execution
-from exssnet.engine.kernels import has_triton
-from exssnet.core.network import MaskedNetwork
 from exssnet.core.module.skeleton import _Form
+from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import keep_counts, select
 from exssnet.core.transfer import scores_from_mask
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, Task, TensorData
 from exssnet.data.tensors import Shared
+from exssnet.engine import kernels
+from exssnet.engine.execution import CUDA, Execution
+from exssnet.engine.kernels import has_triton
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import computing
@@ -327,9 +327,8 @@ def test_a_rehearsal_compiles_our_kernels_and_leaves_everything_as_it_was(traini
 
 
 def test_a_rehearsal_of_the_steps_leaves_no_kernel_to_compile(monkeypatch):
-    from exssnet.engine.cuda import convolution_triton, values_triton as learned_triton, loss_triton, selection_triton
-    from exssnet.engine.cuda import batch_triton
-    from exssnet.engine.cuda import adam_triton
+    from exssnet.engine.cuda import adam_triton, batch_triton, convolution_triton, loss_triton, selection_triton
+    from exssnet.engine.cuda import values_triton as learned_triton
 
     rooms = (convolution_triton, selection_triton, learned_triton, loss_triton, batch_triton, adam_triton)
     kernels = [thing for room in rooms for thing in vars(room).values() if hasattr(thing, "device_caches")]

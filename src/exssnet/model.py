@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from exssnet.engine.execution import at_once
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.partition import check_words
 from exssnet.core.proof import Verification
 from exssnet.data.files.examples import as_data, as_inputs, require_two_classes
 from exssnet.data.tasks import Data, Task
+from exssnet.engine.execution import at_once
 from exssnet.errors import InputError
 from exssnet.methods import parse
 from exssnet.methods.masks.supsup import MaskSettings, SupSup
@@ -87,7 +87,7 @@ class Model:
         init: str | None = None, private: Collection[str] | None = None, head_layer: str | None = None,
         device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
-        """Make a model directory, to which tasks are added for years; see `exssnet.store.stored_model.StoredModel.create`."""
+        """Make a model directory, to which tasks are added for years; see `StoredModel.create`."""
         from exssnet.store.stored_model import StoredModel
 
         return StoredModel.create(

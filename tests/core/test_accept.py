@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from exssnet import InputError, Model
-from exssnet.methods.shared.dense_network import DenseNetwork
 from exssnet.core.network import MaskedNetwork
+from exssnet.methods.shared.dense_network import DenseNetwork
 
 X, Y = examples(0)
 

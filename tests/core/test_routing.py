@@ -12,9 +12,9 @@ from torch import nn
 
 from exssnet import InputError
 from exssnet.core import routing
-from exssnet.engine.execution import CPU
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.routing import RULES, Superposition
+from exssnet.engine.execution import CPU
 
 route = partial(routing.route, statistics="tasks")  # those of the batch: test_routing_statistics.py
 

@@ -9,14 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exssnet.core import reference
-from exssnet.engine.memory_format import Arrangement
-from exssnet.engine.execution import CPU
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import keep_counts, keep_only, masked_weights, select
+from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.engine.cpu.selection_cpu import BandSelector
 from exssnet.engine.cpu.selection_numba import CompiledSelector
-from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
+from exssnet.engine.execution import CPU
+from exssnet.engine.memory_format import Arrangement
 from exssnet.errors import InputError
 from exssnet.models import build
 

@@ -11,9 +11,9 @@ from exssnet.core import reference, transfer
 from exssnet.core.init import fresh_head, fresh_scores
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.weight_cache import Ready
 from exssnet.core.selection import select
 from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
+from exssnet.core.weight_cache import Ready
 from exssnet.data import TensorData
 from exssnet.data.tensors import Shared
 from exssnet.methods import parse

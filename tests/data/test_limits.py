@@ -17,8 +17,8 @@ from tests.core.networks import mlp
 from tests.store.small import create
 
 from exssnet import Model
-from exssnet.data.files.labelled import read_inputs, read_labelled
 from exssnet.data.files.examples import as_data
+from exssnet.data.files.labelled import read_inputs, read_labelled
 from exssnet.errors import DataError, ExssnetError, InputError
 
 NAMES = ("a.csv", "a.npz", "a.npy", "a.parquet")

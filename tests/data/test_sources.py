@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from exssnet.data import load, split
 from exssnet.data.benchmarks.cache import cached, fingerprint
 from exssnet.data.dataset import digest_of
-from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, InputError
+from exssnet.io.disk import cache_folder
 
 
 def cache_files(tmp_path: Path) -> list[Path]:

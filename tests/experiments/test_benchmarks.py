@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from exssnet.errors import InputError
-from exssnet.experiments.recipes import recipes
 from exssnet.experiments.config import resolve
+from exssnet.experiments.recipes import recipes
 from exssnet.experiments.run import run
 from exssnet.methods import methods
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.experiments.comparing import RESULTS, exssnet, rows
 
+from exssnet.cli.compare_tables import FORMATS
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import compare
-from exssnet.cli.compare_tables import FORMATS
 from exssnet.experiments.config import RunConfig
 
 OF_A_RUN = ("seed", "class_order_seed", "device", "threads", "compile")

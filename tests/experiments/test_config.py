@@ -10,8 +10,8 @@ import torch
 from tests.experiments.short_runs import short
 
 from exssnet.errors import RunError
-from exssnet.experiments.recipes import recipes
 from exssnet.experiments.config import BY_NAME, OF_CLASSES, RunConfig, resolve
+from exssnet.experiments.recipes import recipes
 from exssnet.experiments.run import run
 from exssnet.methods import methods
 

@@ -13,13 +13,13 @@ from tests.experiments.comparing import RESULTS
 from tests.experiments.short_runs import short
 
 from exssnet.cli import run_display as terminal
-from exssnet.io.disk import temporary
+from exssnet.cli.compare_tables import FORMATS
 from exssnet.errors import RunError
 from exssnet.experiments import compare
-from exssnet.cli.compare_tables import FORMATS
 from exssnet.experiments.config import RunConfig
-from exssnet.experiments.run_folder import RunFolder
 from exssnet.experiments.run import run
+from exssnet.experiments.run_folder import RunFolder
+from exssnet.io.disk import temporary
 
 REAL = json.loads((RESULTS / "split-mnist/exssnet+kkt/seed-0/results.json").read_text("utf-8"))
 DEEP = "[" * 100_000 + "]" * 100_000

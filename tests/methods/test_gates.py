@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exssnet.methods.shared.gated.hat import Attention
 from tests.methods.gated import both, digits, made, task, toy
 from tests.stopping import cut_after
 from torch import nn
 
 from exssnet.core.module import skeleton as runner
-from exssnet.methods.shared.units import gated
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import methods
-from exssnet.methods.shared.gated.hat import Attention
+from exssnet.methods.shared.units import gated
 from exssnet.models import build
 from exssnet.train import Trainer
 from exssnet.train import loop as loop_module

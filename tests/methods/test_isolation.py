@@ -13,19 +13,19 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
 from exssnet.core import reference
-from exssnet.engine.execution import CPU, PLAIN, Execution
-from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork, WinningSubnetwork
 from exssnet.core.network import MaskedNetwork
-from exssnet.engine.cpu.selection_cpu import BandSelector
 from exssnet.core.subnetwork import OwnSubnetwork
+from exssnet.engine.cpu.selection_cpu import BandSelector
+from exssnet.engine.execution import CPU, PLAIN, Execution
 from exssnet.errors import InputError
-from exssnet.experiments.recipes import recipe, recipes
 from exssnet.experiments.config import resolve
+from exssnet.experiments.recipes import recipe, recipes
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import parse, transfers
 from exssnet.methods.masks.packnet import PackNetSettings
 from exssnet.methods.masks.piggyback import PiggybackSettings
 from exssnet.methods.masks.wsn import WsnSettings
+from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork, WinningSubnetwork
 from exssnet.models import build
 from exssnet.train import Trainer, TrainSettings
 from exssnet.train import loop as loop_module

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.methods.isolated import config, every_head, layers
 
 from exssnet.core import reference
-from exssnet.methods.shared.mask_subnetworks import largest_free
 from exssnet.core.layout import Layer, Layout
 from exssnet.experiments.run import prepare
+from exssnet.methods.shared.mask_subnetworks import largest_free
 from exssnet.train import Trainer, accuracy
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.methods.small import batch_of, by_hand, examples, made, normed, statistics_of, task
 from torch import nn
 
-from exssnet.methods.shared.heads import Head
 from exssnet.methods.regularize.lwf import distillation
+from exssnet.methods.shared.heads import Head
 from exssnet.train import Trainer, TrainSettings
 
 # --- heads ----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from exssnet import Model, StoreError
-from exssnet.store.format.card import content, parse
 from exssnet.store.change import Change
 from exssnet.store.directory import Folder
+from exssnet.store.format.card import content, parse
 from exssnet.store.stored_model import StoredModel
 from exssnet.store.verify import verify
 

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from exssnet import DataError, InputError, Model, StoreError
 from exssnet.store.directory import Folder
-from exssnet.store.stored_model import StoredModel
 from exssnet.store.plan import running_low
+from exssnet.store.stored_model import StoredModel
 
 DIGITS = load_digits()
 

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from exssnet import InputError, Model, StoreError
 from exssnet.cli.main import app
 from exssnet.store.directory import Folder
-from exssnet.store.stored_model import StoredModel
 from exssnet.store.format.probe import minstd
+from exssnet.store.stored_model import StoredModel
 from exssnet.store.verify import verify
 
 IMAGES = torch.rand(24, 1, 9, 9, generator=torch.Generator().manual_seed(0))

@@ -17,10 +17,10 @@ from tests.store.tamper import Edit, own_network, rewrite, rewrite_card
 from torch import Tensor
 
 import exssnet
+from exssnet.cli.model_display import print_tasks
 from exssnet.errors import ExssnetError, StoreError
 from exssnet.store.directory import Folder
 from exssnet.store.verify import verify
-from exssnet.cli.model_display import print_tasks
 
 WRONG: list[Any] = [None, True, -1, 10**18, 1e300, "x", "x" * 10_000, [], {}, [[]], {"a": None}, [10**6] * 3]
 

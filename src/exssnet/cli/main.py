@@ -222,7 +222,8 @@ def run(
 ) -> None:
     """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
-    from exssnet.cli import run_display as terminal, progress as terminal_progress
+    from exssnet.cli import progress as terminal_progress
+    from exssnet.cli import run_display as terminal
     from exssnet.experiments.run_folder import kept
     from exssnet.experiments.together import how_many, refuse_early, run_all
     from exssnet.methods import plug_in
@@ -330,8 +331,8 @@ def compare(
     format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT,
 ) -> None:
     """Compare methods: mean ± std over seeds, differences, published numbers; a table per benchmark."""
-    from exssnet.experiments import compare as comparison
     from exssnet.cli.compare_tables import FORMATS
+    from exssnet.experiments import compare as comparison
 
     print(FORMATS[format](comparison.compare(comparison.read(runs or [Path("runs")]), against, sort)))
 

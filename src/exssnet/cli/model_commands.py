@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exssnet.cli.values import imported, numbers, pairs
 from exssnet.cli.console import print_json, say, stoppable, stored, tell
+from exssnet.cli.values import imported, numbers, pairs
 from exssnet.errors import InputError
 from exssnet.store.format.manifest import AUTO
 
@@ -110,13 +110,14 @@ def learn(
     as_json: AsJson = False,
 ) -> None:
     """Add a task from your own files; the first one makes the directory."""
-    from exssnet.cli import model_display as terminal_model, progress as terminal_progress
+    from exssnet.cli import model_display as terminal_model
+    from exssnet.cli import progress as terminal_progress
     from exssnet.data.files.labelled import read_labelled
-    from exssnet.store.format.base_file import check_method
     from exssnet.store.directory import Folder
+    from exssnet.store.format.base_file import check_method
+    from exssnet.store.plan import running_low
     from exssnet.store.routes.measured import Measured
     from exssnet.store.stored_model import StoredModel, check_name
-    from exssnet.store.plan import running_low
 
     with stoppable(lambda: _kept(path, task)):
         check_name(task)

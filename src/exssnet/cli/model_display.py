@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exssnet.cli.console import print_json, print_table, say
-from exssnet.store.routes.auto import UNKNOWN
 from exssnet.store.plan import LayerPlan
+from exssnet.store.routes.auto import UNKNOWN
 
 if TYPE_CHECKING:
     from exssnet.store.ask import Accuracy, Answer, RoutedAnswer
-    from exssnet.store.stored_model import Removed, StoredModel
-    from exssnet.store.plan import Plan
     from exssnet.store.format.stored_task import StoredTask
+    from exssnet.store.plan import Plan
+    from exssnet.store.stored_model import Removed, StoredModel
     from exssnet.store.verify import Report
 
 NONE = "–"

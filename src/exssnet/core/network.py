@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core import init as initialise
-from exssnet.engine.cpu import linear
-from exssnet.engine.cuda import second_stream as side
-from exssnet.core.module.accept import accepted
-from exssnet.engine.memory_format import arrange
 from exssnet.core.bank import Bank
-from exssnet.engine.execution import PLAIN, Execution
+from exssnet.core.module.accept import accepted
+from exssnet.core.module.skeleton import Runner
 from exssnet.core.partition import partition
 from exssnet.core.proof import Turns, Verification, combined_digest, differing, digests_of, tensor_digest
-from exssnet.core.weight_cache import Ready, Weights, locked
-from exssnet.core.module.skeleton import Runner
 from exssnet.core.selection import keep_counts, keep_only
+from exssnet.core.weight_cache import Ready, Weights, locked
+from exssnet.engine.cpu import linear
+from exssnet.engine.cuda import second_stream as side
+from exssnet.engine.execution import PLAIN, Execution
+from exssnet.engine.memory_format import arrange
 from exssnet.errors import ForgettingError, InputError
 
 DRAWN = {"signed": initialise.signed_constant, "hashed": initialise.hashed_signs}

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.engine.kernels import has_kernels
 from exssnet.core.layout import Layout
+from exssnet.engine.kernels import has_kernels
 from exssnet.errors import InputError
 
 if TYPE_CHECKING:
-    from exssnet.engine.memory_format import Arrangement
     from exssnet.engine.cpu.selection_cpu import CpuSelector
     from exssnet.engine.cuda.selection_triton import TritonSelector
+    from exssnet.engine.memory_format import Arrangement
 
 
 def keep_counts(layout: Layout, density: float) -> tuple[int, ...]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exssnet.core import initialise
-from exssnet.engine.kernels import has_kernels
+from exssnet.core import init as initialise
 from exssnet.core.network import LearnedTask, MaskedNetwork
 from exssnet.core.selection import keep_only, masked_weights, select, step_selector
 from exssnet.engine.cpu.selection_cpu import CpuSelector
+from exssnet.engine.kernels import has_kernels
 from exssnet.errors import InputError
 
 if TYPE_CHECKING:

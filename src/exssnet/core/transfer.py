@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exssnet.engine.execution import EVALUATED
 from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
+from exssnet.engine.execution import EVALUATED
 
 FIT_PERCENT = 66
 CHUNK = {"cpu": 64, "cuda": 640}  # inputs run through a subnetwork at once

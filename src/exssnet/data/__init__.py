@@ -1,11 +1,11 @@
 """Sources to tensors, tensors to streams of tasks; augmentation happens on the device."""
 
-from exssnet.data.dataset import Dataset, Split
 from exssnet.data.benchmarks.hub import parquet_files
-from exssnet.data.files.examples import as_data, as_inputs, from_tensors
 from exssnet.data.benchmarks.lazy import LazyImages, image_folder
 from exssnet.data.benchmarks.registry import SOURCES, Source, find_source
 from exssnet.data.benchmarks.sources import load
+from exssnet.data.dataset import Dataset, Split
+from exssnet.data.files.examples import as_data, as_inputs, from_tensors
 from exssnet.data.streams import permuted, rotated, split
 from exssnet.data.tasks import Data, Stream, Task, check
 from exssnet.data.tensors import Shared, TensorData, TensorSplit

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from exssnet.io import parse
 from exssnet.errors import DataError, InputError, ParseError
+from exssnet.io import parse
 
 VARIABLE = "EXSSNET_MAX_GB"
 USUAL = 32  # GB of examples in memory for one task

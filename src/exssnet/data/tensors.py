@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from exssnet.engine.kernels import has_kernels
 from exssnet.data.dataset import Split, digest_of
 from exssnet.data.tasks import Data
 from exssnet.data.transforms import Pipeline, Transform
+from exssnet.engine.kernels import has_kernels
 
 
 class Shared:

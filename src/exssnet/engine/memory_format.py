@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exssnet.core.layout import Layer, Layout
+from exssnet.core.module.skeleton import Runner
+from exssnet.engine.cpu.memory import Part
 from exssnet.engine.cuda import second_stream as side
 from exssnet.engine.execution import Execution
-from exssnet.core.layout import Layer, Layout
-from exssnet.engine.cpu.memory import Part
-from exssnet.core.module.skeleton import Runner
 
 
 class Arrangement:

@@ -14,8 +14,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from exssnet.errors import InputError, RunError, printable
-from exssnet.experiments.recipes import recipe
 from exssnet.experiments.config import RunConfig
+from exssnet.experiments.recipes import recipe
 from exssnet.experiments.record import Record
 from exssnet.experiments.record import read as read_record
 

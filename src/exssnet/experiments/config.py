@@ -9,9 +9,9 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from exssnet.io import parse
 from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments.recipes import STREAMS, recipe
+from exssnet.io import parse
 
 if TYPE_CHECKING:
     from exssnet.methods import Method

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from exssnet.io import parse
 from exssnet.errors import RunError
 from exssnet.experiments.config import RunConfig
+from exssnet.io import parse
 from exssnet.io.parse import Between, Length, ParseError
 from exssnet.io.typed import short
 

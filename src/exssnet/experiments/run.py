@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from exssnet import randomness
-from exssnet.engine.execution import CPU, CUDA, Execution
-from exssnet.engine.kernels import has_triton
 from exssnet.core.module.skeleton import prepare_compiler
 from exssnet.data.tasks import Data, Outline, Stream, Task
+from exssnet.engine.execution import CPU, CUDA, Execution
+from exssnet.engine.kernels import has_triton
 from exssnet.errors import InputError, RunError
-from exssnet.experiments import benchmarks, metrics
+from exssnet.experiments import metrics, recipes
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.run_folder import RunFolder
 from exssnet.methods import Method, parse
@@ -65,7 +65,7 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
     train_settings(config)
     if config.compile == "on":
         prepare_compiler()
-    stream = benchmarks.stream(config)
+    stream = recipes.stream(config)
     classes = tuple(len(group) for group in stream.class_order)
     examples = sum(len(task.train) for task in stream) if hasattr(settings, "buffer") else 0
     with torch.random.fork_rng(devices=[]):

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from exssnet.io import parse
-from exssnet.io.disk import TEMPORARY, flag, write_whole
 from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments import record
 from exssnet.experiments.config import RunConfig
+from exssnet.io import parse
+from exssnet.io.disk import TEMPORARY, flag, write_whole
 from exssnet.train import checkpoint
 
 LOCK = "lock"

@@ -13,10 +13,10 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from exssnet.engine.cuda.gpu_lock import taking_turns
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig
 from exssnet.train.listener import Forwarding, Listener
-from exssnet.engine.cuda.gpu_lock import taking_turns
 
 AT_ONCE = 8  # with `auto`, on a GPU
 MOST = 28  # PyTorch has 32 streams to give; steps are captured on two of them
@@ -50,8 +50,8 @@ def _reads_from_disk(config: RunConfig) -> bool:
 
 def refuse_early(configs: Sequence[RunConfig], out: Path) -> None:
     """Raise now what one of several runs would raise when its turn comes: of every method and head one is prepared."""
-    from exssnet.experiments.run_folder import RunFolder
     from exssnet.experiments.run import computing, prepare
+    from exssnet.experiments.run_folder import RunFolder
 
     if len(configs) == 1:
         return

@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
-from exssnet.io.disk import flag
 from exssnet.errors import ParseError
+from exssnet.io.disk import flag
 from exssnet.io.typed import Between, Length, Matching, line, short, typed
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Plain values as typed ones, by the annotations of dataclasses; `exssnet.io.parse` reads the files that they come from.
+"""Plain values as typed ones, by the annotations of dataclasses; `exssnet.io.parse` reads the files.
 
 A number is a number of its kind: true is not 1 and 1.0 is not a whole number, but a whole number may stand for a float.
 Names that a dataclass does not have are left alone, so that a later version may add some; with `strict` they are

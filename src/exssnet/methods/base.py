@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from exssnet.engine.execution import Execution
-from exssnet.engine.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.tasks import Data, Outline, Task
+from exssnet.engine.execution import Execution
+from exssnet.engine.loss import cross_entropy
 from exssnet.errors import InputError
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from exssnet.data.files.labelled import read_inputs
 from exssnet.errors import InputError
-from exssnet.store.routes.auto import choose
 from exssnet.store.format.card import distinct
-from exssnet.store.routes.measured import RULE
 from exssnet.store.reader import Reader
+from exssnet.store.routes.auto import choose
+from exssnet.store.routes.measured import RULE
 
 MOST_CANDIDATES = 5  # tasks that an answer names
 

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exssnet.io.disk import TEMPORARY, flag, sync_names
 from exssnet.errors import ParseError, StoreError
+from exssnet.io.disk import TEMPORARY, flag, sync_names
 from exssnet.io.parse import MEBIBYTE, read
 from exssnet.store.format.manifest import File, Manifest, parse, undone_note
 

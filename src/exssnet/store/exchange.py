@@ -18,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from exssnet.io import parse
 from exssnet.core.proof import digests_of
-from exssnet.io.disk import temporary, write_together
 from exssnet.errors import InputError, ParseError, StoreError
-from exssnet.store.format import card as cards
+from exssnet.io import parse
+from exssnet.io.disk import temporary, write_together
 from exssnet.store.baked import baked, scaling_of, state_of
 from exssnet.store.directory import holds
+from exssnet.store.format import card as cards
 from exssnet.store.format.task_files import unlike
 
 if TYPE_CHECKING:

@@ -13,25 +13,24 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from exssnet.engine.execution import CPU
 from exssnet.core.mixed import Mixed
 from exssnet.core.routing import Routed
 from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import read_examples
+from exssnet.engine.execution import CPU
 from exssnet.errors import InputError, StoreError
 from exssnet.model import Model, listed
-from exssnet.store.format import probe
-from exssnet.store.format import task_files
-from exssnet.store.routes.auto import Found, find
 from exssnet.store.baked import baked
+from exssnet.store.directory import Folder, Missing
+from exssnet.store.format import probe, task_files
 from exssnet.store.format.base_file import Base
 from exssnet.store.format.card import Card, of_network, parse
-from exssnet.store.directory import Folder, Missing
-from exssnet.store.routes.held_out import HeldOut
 from exssnet.store.format.manifest import AUTO, File, Manifest
+from exssnet.store.format.stored_task import StoredTask
+from exssnet.store.routes.auto import Found, find
+from exssnet.store.routes.held_out import HeldOut
 from exssnet.store.routes.measured import Measured, takes
 from exssnet.store.routes.scaled_routing import prepared, route_among
-from exssnet.store.format.stored_task import StoredTask
 
 if TYPE_CHECKING:
     from exssnet.data.files.examples import Array, Examples

@@ -17,19 +17,18 @@ from exssnet.data.files.examples import check_labels, count_classes, read_exampl
 from exssnet.data.files.naming import class_names
 from exssnet.errors import InputError, StoreError
 from exssnet.store import exchange
-from exssnet.store.format import probe
-from exssnet.store.format import task_files
-from exssnet.store.format.base_file import check_method, new_base
-from exssnet.store.format.card import Card, identity, of_network, renamed, with_task, without
 from exssnet.store.change import Change
 from exssnet.store.directory import FILES, LOCK, UNFINISHED, Folder
-from exssnet.store.routes.held_out import source_of
-from exssnet.store.learning import cut, fitting_scaling, parts, usual_batch, usual_epochs
+from exssnet.store.format import probe, task_files
+from exssnet.store.format.base_file import check_method, new_base
+from exssnet.store.format.card import Card, identity, of_network, renamed, with_task, without
 from exssnet.store.format.manifest import AUTO, File, Manifest
-from exssnet.store.routes.measured import measure, written
+from exssnet.store.format.stored_task import StoredTask
+from exssnet.store.learning import cut, fitting_scaling, parts, usual_batch, usual_epochs
 from exssnet.store.plan import Plan, plan
 from exssnet.store.reader import Reader
-from exssnet.store.format.stored_task import StoredTask
+from exssnet.store.routes.held_out import source_of
+from exssnet.store.routes.measured import measure, written
 from exssnet.store.verify import Report, verify
 from exssnet.train import Listener
 

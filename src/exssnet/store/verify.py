@@ -9,9 +9,9 @@ from torch import nn
 
 from exssnet.core.network import ALL_TASKS
 from exssnet.errors import ExssnetError, StoreError
+from exssnet.store.directory import MANIFEST, Folder, Missing
 from exssnet.store.format import probe
 from exssnet.store.format.card import identity
-from exssnet.store.directory import MANIFEST, Folder, Missing
 from exssnet.store.format.manifest import File, Manifest, parse
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from exssnet.io.disk import sync_names, temporary, write_new, write_whole
 from exssnet.errors import StoreError
+from exssnet.io.disk import sync_names, temporary, write_new, write_whole
 from exssnet.store.directory import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
 from exssnet.store.format.manifest import File, Manifest, parse, undone_note
 

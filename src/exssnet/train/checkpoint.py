@@ -15,8 +15,8 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from exssnet.io.disk import write_whole
 from exssnet.errors import RunError
+from exssnet.io.disk import write_whole
 from exssnet.io.parse import read_safetensors
 
 MOST_BYTES = 2**40

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from exssnet.data.tasks import Data
 from exssnet.engine.cuda import second_stream as side
+from exssnet.engine.cuda.gpu_lock import lending_the_turn
 from exssnet.engine.kernels import rehearse
 from exssnet.engine.loss import count
-from exssnet.data.tasks import Data
 from exssnet.methods.base import Batch, Method, Phase
-from exssnet.engine.cuda.gpu_lock import lending_the_turn
 
 WARM_UPS = 2
 STRETCH = 32  # captured steps that are launched before the host waits for those before

@@ -103,7 +103,7 @@ def prepare_compiler() -> None:
 def _compiler_options() -> Options:
     from torch._inductor import config
 
-    # work beside the main line of a captured step (engine/cuda/second_stream.py) reads buffers after their last turn in line
+    # work on the second stream of a captured step (engine/cuda/second_stream.py) reads buffers later
     options: Options = {"allow_buffer_reuse": False, "inplace_buffers": False}
     if hasattr(config, "deterministic"):  # the order of sums must not follow from a timing
         options["deterministic"] = True

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exssnet.io import parse
 from exssnet.data.benchmarks.cache import fingerprint, write_tensors
 from exssnet.data.benchmarks.parquet import encoded_groups
-from exssnet.io.disk import cache_folder
 from exssnet.errors import DataError, ParseError
+from exssnet.io import parse
+from exssnet.io.disk import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

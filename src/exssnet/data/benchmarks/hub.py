@@ -9,9 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exssnet.errors import DataError, ParseError
 from exssnet.io import parse
 from exssnet.io.disk import cache_folder
-from exssnet.errors import DataError, ParseError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.data.dataset import Dataset, Split
 from exssnet.data.benchmarks.encoded import Encoded, ImageFiles, ParquetImages
 from exssnet.data.benchmarks.hub import parquet_files
 from exssnet.data.benchmarks.parquet import class_names, read_labels
 from exssnet.data.benchmarks.registry import IMAGENET_MEAN, IMAGENET_STD, Source
+from exssnet.data.dataset import Dataset, Split
+from exssnet.data.pixels import open_image
 from exssnet.data.tasks import Data
 from exssnet.data.transforms import Normalize, Pipeline, Transform
 from exssnet.errors import DataError
-from exssnet.data.pixels import open_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from exssnet.data.limits import require_readable
-from exssnet.errors import DataError
 from exssnet.data.pixels import decoder
+from exssnet.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from exssnet.data.benchmarks.cache import cached, fingerprint
-from exssnet.data.dataset import Dataset
 from exssnet.data.benchmarks.hub import parquet_files
 from exssnet.data.benchmarks.parquet import class_names, decode
 from exssnet.data.benchmarks.registry import Source, find_source
+from exssnet.data.dataset import Dataset
 from exssnet.data.streams import rows_by_class
 from exssnet.data.tensors import TensorSplit
 from exssnet.io.disk import cache_folder

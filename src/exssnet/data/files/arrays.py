@@ -14,8 +14,8 @@ import numpy as np
 
 from exssnet.data.files import npy
 from exssnet.data.files.examples import read_examples
-from exssnet.data.limits import require_memory
 from exssnet.data.files.pictures import fit_pixels
+from exssnet.data.limits import require_memory
 from exssnet.errors import DataError, InputError
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from exssnet.data.files.arrays import fitting, labelled_arrays, unlabelled_arrays
-from exssnet.data.limits import require_memory
 from exssnet.data.files.naming import label_names, settle
 from exssnet.data.files.pictures import class_folders, fit_all, image_files, image_shape
-from exssnet.data.streams import Holdout, rows_by_class
 from exssnet.data.files.tables import image_column, label_column, parquet_images, parquet_labels, read_table
+from exssnet.data.limits import require_memory
+from exssnet.data.streams import Holdout, rows_by_class
 from exssnet.errors import DataError, InputError
 
 DEFAULT_IMAGE = (3, 32, 32)  # constant, so that a network made for a first task suits the images of later ones

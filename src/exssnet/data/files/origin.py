@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from exssnet.data.limits import opened
 from exssnet.data.files.pictures import class_folders, image_files
+from exssnet.data.limits import opened
 from exssnet.errors import DataError
 from exssnet.io.typed import Between, Length, Matching
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exssnet.data import limits
-from exssnet.errors import DataError, InputError
 from exssnet.data.pixels import MOST, SMALL
+from exssnet.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

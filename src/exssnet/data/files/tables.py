@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.data.limits import opened, require_readable, require_room
 from exssnet.data.files.naming import plain_number
 from exssnet.data.files.pictures import fit_all
+from exssnet.data.limits import opened, require_readable, require_room
 from exssnet.errors import DataError, ExssnetError, InputError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from exssnet.engine.memory_format import Arrangement
 from exssnet.core.layout import Layer
 from exssnet.core.selection import first_of_equals
+from exssnet.engine.memory_format import Arrangement
 
 NARROWEST, WIDEST = 0.002, 0.5  # half the band's width, as a share of the threshold
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from exssnet.engine.memory_format import Arrangement
 from exssnet.engine.cpu.kernels_numba import FIRST, WORD, band_width, score_gradient, update_masks
 from exssnet.engine.cpu.linear import Masked, masks_that_help, with_masks
 from exssnet.engine.cpu.memory import Memory, Part, in_one_piece
 from exssnet.engine.cpu.selection_cpu import CpuSelector
+from exssnet.engine.memory_format import Arrangement
 
 
 class CompiledSelector(CpuSelector):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from exssnet.engine.memory_format import Arrangement
 from exssnet.engine.cpu.jit_numba import jit
 from exssnet.engine.cpu.kernels_numba import read_values
 from exssnet.engine.cpu.linear import Masked, masks_that_help, packed, with_masks
 from exssnet.engine.cpu.memory import Memory, in_one_piece
+from exssnet.engine.memory_format import Arrangement
 
 
 @jit

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from exssnet.engine.cuda.jit_triton import jit, launch
 from exssnet.data.transforms import HorizontalFlip, Normalize, Pipeline, RandomCrop, Transform
+from exssnet.engine.cuda.jit_triton import jit, launch
 
 BLOCK = 1024
 

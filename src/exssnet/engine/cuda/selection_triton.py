@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from exssnet.core.layout import Layout
 from exssnet.engine.cuda import second_stream as side
 from exssnet.engine.cuda.jit_triton import jit, launch
-from exssnet.core.layout import Layout
 
 BLOCK = 1024  # scores that a program of the first pass reads
 LONG = 8192  # scores that the one program of a layer reads at a time, where it does the layer anew

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 from exssnet import randomness
-from exssnet.methods.shared.units import Gate, GatedLayer, Hidden
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.data.tasks import Data, Task
@@ -20,6 +19,7 @@ from exssnet.errors import InputError
 from exssnet.methods.base import Batch
 from exssnet.methods.shared.dense import Proved
 from exssnet.methods.shared.gated import GatedDense, GatedSettings
+from exssnet.methods.shared.units import Gate, GatedLayer, Hidden
 
 TEMPERATURE = 2 / 3
 OPEN = 3.0  # the bias of a new task's gates: nearly all of them open at first

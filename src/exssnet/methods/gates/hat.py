@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from exssnet import randomness
-from exssnet.methods.shared.units import Gate, Hidden
 from exssnet.data.tasks import Task
 from exssnet.methods.base import Batch, Phase, check_positive
 from exssnet.methods.shared.gated import GatedDense, GatedSettings
+from exssnet.methods.shared.units import Gate, Hidden
 
 BOUND = 6.0  # of an embedding
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exssnet.methods.shared.mask_subnetworks import largest_free
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.tasks import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, check_positive
 from exssnet.methods.shared.dense import DenseSettings
+from exssnet.methods.shared.mask_subnetworks import largest_free
 from exssnet.methods.shared.masked import Isolated
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.tasks import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Phase, check_positive
 from exssnet.methods.shared.dense import DenseSettings
+from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork
 from exssnet.methods.shared.masked import Isolated
 
 

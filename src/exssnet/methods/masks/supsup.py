@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exssnet import randomness
-from exssnet.core import initialise
+from exssnet.core import init as initialise
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.core.transfer import Transfer, find_lender, scores_from_mask
 from exssnet.data.tasks import Outline, Task

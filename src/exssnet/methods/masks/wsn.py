@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from exssnet.core.init import fresh_scores
-from exssnet.methods.shared.mask_subnetworks import WinningSubnetwork
 from exssnet.data.tasks import Task
 from exssnet.methods.base import Phase, bits
 from exssnet.methods.shared.dense import DenseSettings
+from exssnet.methods.shared.mask_subnetworks import WinningSubnetwork
 from exssnet.methods.shared.masked import Isolated
 
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from exssnet.methods.shared.dense_network import DenseNetwork
-from exssnet.engine.execution import Execution
-from exssnet.engine.loss import cross_entropy
 from exssnet.core.proof import Verification
 from exssnet.data.tasks import Outline, Task
+from exssnet.engine.execution import Execution
+from exssnet.engine.loss import cross_entropy
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, Method, Phase, bits, check_positive
+from exssnet.methods.shared.dense_network import DenseNetwork
 from exssnet.methods.shared.heads import HEADS, Head
 
 Kept = Tensor | dict[str, Tensor]

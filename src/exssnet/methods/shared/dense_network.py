@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from exssnet.core.module.accept import accepted
-from exssnet.engine.memory_format import Arrangement, arrange
-from exssnet.engine.execution import PLAIN, Execution
-from exssnet.methods.shared.fisher import fisher_diagonal
-from exssnet.engine.loss import cross_entropy
-from exssnet.core.partition import head_layer_of, still_parts, trainable
 from exssnet.core.module.skeleton import Runner
+from exssnet.core.partition import head_layer_of, still_parts, trainable
+from exssnet.engine.execution import PLAIN, Execution
+from exssnet.engine.loss import cross_entropy
+from exssnet.engine.memory_format import Arrangement, arrange
+from exssnet.methods.shared.fisher import fisher_diagonal
 
 
 class DenseNetwork:

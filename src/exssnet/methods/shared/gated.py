@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from exssnet.engine.execution import Execution
-from exssnet.methods.shared.units import Gate, freedom, gated
 from exssnet.data.tasks import Outline, Task
+from exssnet.engine.execution import Execution
 from exssnet.methods.base import Batch, Phase, bits, check_positive
 from exssnet.methods.shared.dense import Dense, DenseSettings
+from exssnet.methods.shared.units import Gate, freedom, gated
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from exssnet.core.layout import Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import masked_weights
-from exssnet.engine.cpu.selection_cpu import CpuSelector
 from exssnet.core.subnetwork import OwnSubnetwork, ScoredSubnetwork, Subnetwork
+from exssnet.engine.cpu.selection_cpu import CpuSelector
 
 
 def largest_free(weights: Tensor, free: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:

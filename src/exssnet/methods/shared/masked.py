@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exssnet.engine.execution import Execution
 from exssnet.core.module.hidden_state import HiddenState
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import Verification
 from exssnet.core.subnetwork import OwnSubnetwork, Subnetwork
 from exssnet.data.tasks import Data, Outline, Task
+from exssnet.engine.execution import Execution
 from exssnet.methods.base import Method, bits
 
 EXAMINED = 16  # examples with which a module is tried out

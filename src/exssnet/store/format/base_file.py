@@ -19,11 +19,11 @@ from exssnet.core.network import MaskedNetwork
 from exssnet.core.partition import stands_for
 from exssnet.core.proof import combined_digest, digests_of
 from exssnet.errors import InputError, ParseError, StoreError, unknown
+from exssnet.io.typed import Between, Length, line, short, typed
 from exssnet.methods import methods, parse
 from exssnet.methods.masks.supsup import SupSup
 from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
-from exssnet.io.typed import Between, Length, line, short, typed
 
 INITS = ("hashed", "keep")
 HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size

@@ -15,8 +15,8 @@ from exssnet.data.limits import MOST_CLASSES
 from exssnet.errors import ParseError, StoreError
 from exssnet.io.parse import MEBIBYTE, Between, Length, Limits, from_json, typed
 from exssnet.store.format.base_file import MOST_NUMBERS
-from exssnet.store.routes.measured import Measured
 from exssnet.store.format.probe import Probe
+from exssnet.store.routes.measured import Measured
 
 Card = dict[str, Any]
 

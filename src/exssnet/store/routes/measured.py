@@ -18,9 +18,9 @@ from torch import Tensor
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.routing import certainty
 from exssnet.errors import ExssnetError, ParseError
+from exssnet.io.typed import Between, Length, typed
 from exssnet.store.routes.held_out import MOST_ROWS, spread
 from exssnet.store.routes.scaled_routing import route_among
-from exssnet.io.typed import Between, Length, typed
 
 if TYPE_CHECKING:
     from exssnet.store.format.card import Card

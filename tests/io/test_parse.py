@@ -15,9 +15,21 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exssnet.io import parse
 from exssnet.errors import ParseError
-from exssnet.io.parse import Between, Length, Limits, Matching, from_json, from_yaml, json_file, read, read_safetensors, typed, yaml_file
+from exssnet.io import parse
+from exssnet.io.parse import (
+    Between,
+    Length,
+    Limits,
+    Matching,
+    from_json,
+    from_yaml,
+    json_file,
+    read,
+    read_safetensors,
+    typed,
+    yaml_file,
+)
 
 READERS = {"json": from_json, "yaml": from_yaml}
 

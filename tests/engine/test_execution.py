@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from exssnet.engine.memory_format import Arrangement
-from exssnet.engine.execution import PLAIN, Execution
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
+from exssnet.engine.execution import PLAIN, Execution
+from exssnet.engine.memory_format import Arrangement
 from exssnet.errors import InputError
 from exssnet.models import build
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from exssnet.engine.cpu import linear
-from exssnet.engine.execution import CPU, PLAIN
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
+from exssnet.engine.cpu import linear
+from exssnet.engine.execution import CPU, PLAIN
 from exssnet.models import build
 
 pytest.importorskip("numba", reason="needs numba")

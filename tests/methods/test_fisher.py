@@ -6,10 +6,10 @@ from tests.core.networks import Transformer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss
 
-from exssnet.methods.shared import fisher
-from exssnet.methods.shared.fisher import fisher_diagonal
 from exssnet.core.module.skeleton import Runner
 from exssnet.errors import InputError
+from exssnet.methods.shared import fisher
+from exssnet.methods.shared.fisher import fisher_diagonal
 from exssnet.models import build
 
 CLASSES = 4

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exssnet.engine.memory_format import Arrangement
-from exssnet.engine.execution import CPU
 from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import OwnSubnetwork, ScoredSubnetwork
+from exssnet.engine.execution import CPU
+from exssnet.engine.memory_format import Arrangement
 from exssnet.models import build
 
 pytest.importorskip("numba", reason="needs numba")

@@ -22,11 +22,11 @@ import triton  # noqa: E402
 
 from exssnet.engine.cuda import convolution_triton as convolutions  # noqa: E402
 from exssnet.engine.cuda import selection_triton  # noqa: E402
-from exssnet.engine.cuda.values_triton import LearnedOnGpu  # noqa: E402
+from exssnet.engine.cuda.adam_triton import LONG, LongAdam  # noqa: E402
+from exssnet.engine.cuda.batch_triton import FusedBatch, fused  # noqa: E402
 from exssnet.engine.cuda.loss_triton import CrossEntropy, count  # noqa: E402
 from exssnet.engine.cuda.selection_triton import TritonSelector  # noqa: E402
-from exssnet.engine.cuda.batch_triton import FusedBatch, fused  # noqa: E402
-from exssnet.engine.cuda.adam_triton import LONG, LongAdam  # noqa: E402
+from exssnet.engine.cuda.values_triton import LearnedOnGpu  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
