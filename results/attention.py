@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exssnet.methods.shared.gated.hat import Hat
+from exssnet.methods.gates.hat import Hat
 
 from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve

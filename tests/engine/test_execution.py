@@ -146,7 +146,7 @@ def test_no_memory_is_written_that_is_not_ours(way):
     """oneDNN does so with few channels in channels-last order; a process of its own, since it would not survive."""
     steps = f"""
 import torch
-from tests.core.test_execution import WAYS
+from tests.engine.test_execution import WAYS
 from exssnet.core.network import MaskedNetwork
 from exssnet.models import build
 network = MaskedNetwork(build("resnet18", (3, 24, 24), 3, width=4))

@@ -144,8 +144,8 @@ def assert_moved_alike(plain, ours):
 
 def test_without_numba_weights_are_learned_with_dense_products(monkeypatch):
     ours = learned(CPU)
-    for name in ("selection_numba", "learned_numba"):
-        monkeypatch.setitem(sys.modules, f"exssnet.core.{name}", None)  # an import of it fails now
+    for name in ("selection_numba", "values_numba"):
+        monkeypatch.setitem(sys.modules, f"exssnet.engine.cpu.{name}", None)  # an import of it fails now
     calls = products(monkeypatch)
     plain = learned(CPU)
     assert not calls

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exssnet.methods.shared.gated.cgate import TEMPERATURE, opened
+from exssnet.methods.gates.cgate import TEMPERATURE, opened
 from tests.methods.gated import batch_of, begun, digits, examples, made, task, toy
 from torch import nn
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exssnet.methods.shared.gated.hat import Attention
+from exssnet.methods.gates.hat import Attention
 from tests.methods.gated import both, digits, made, task, toy
 from tests.stopping import cut_after
 from torch import nn

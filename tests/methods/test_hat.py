@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exssnet.methods.shared.gated.hat import attention
+from exssnet.methods.gates.hat import attention
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.methods.gated import batch_of, begun, digits, examples, made, task
