@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exssnet.methods.gates.hat import Hat
 
 from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve
 from exssnet.experiments.metrics import average_accuracy, forgetting
 from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
+from exssnet.methods.gates.hat import Hat
 from exssnet.train import Trainer, accuracy
 
 NEAR = 1e-6

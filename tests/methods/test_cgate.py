@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from exssnet.methods.gates.cgate import TEMPERATURE, opened
 from tests.methods.gated import batch_of, begun, digits, examples, made, task, toy
 from torch import nn
 
 from exssnet.errors import ForgettingError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import run
+from exssnet.methods.gates.cgate import TEMPERATURE, opened
 from exssnet.train import Trainer, TrainSettings
 
 

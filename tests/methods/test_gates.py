@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exssnet.methods.gates.hat import Attention
 from tests.methods.gated import both, digits, made, task, toy
 from tests.stopping import cut_after
 from torch import nn
@@ -14,6 +13,7 @@ from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.run import prepare, run
 from exssnet.methods import methods
+from exssnet.methods.gates.hat import Attention
 from exssnet.methods.shared.units import gated
 from exssnet.models import build
 from exssnet.train import Trainer

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from exssnet.methods.gates.hat import attention
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.methods.gated import batch_of, begun, digits, examples, made, task
 
+from exssnet.methods.gates.hat import attention
 from exssnet.train import Trainer, TrainSettings
 from exssnet.train.steps import _sizes
 
