@@ -4,7 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs/how-to/write-a-method.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/how-to/write-a-method.md"
 
 
 def blocks(kind):
@@ -37,3 +38,15 @@ def test_a_plugin_that_cannot_be_used_is_one_line(exssnet, tmp_path):
         assert done.returncode == 2
         assert why in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_pages_name_only_files_of_the_repository_that_are_there():
+    package = ROOT / "src/exssnet"
+    folders = [ROOT, ROOT / "src", package, *package.glob("*/")]
+    named = {
+        (str(page.relative_to(ROOT)), name)
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+        for name in re.findall(r"`([\w.-]+/[\w./-]+\.py)`", page.read_text("utf-8"))
+    }
+    assert len(named) > 10
+    assert [one for one in sorted(named) if not any((folder / one[1]).is_file() for folder in folders)] == []
