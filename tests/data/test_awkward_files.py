@@ -197,3 +197,24 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(name: str, tmp_path: Path):
         with pytest.raises(DataError, match=message) as caught:
             read()
         assert str(caught.value).startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (("train", "val"), "give {}/train to learn, and {}/val to evaluate"),
+        (("test", "train"), "give {}/train to learn, and {}/test to evaluate"),
+        (("Test", "Training", "val"), "give {}/Training to learn, and {}/Test to evaluate"),
+        (("dev", "test", "train", "valid"), "give {}/train to learn, and {}/test to evaluate"),
+        (("train",), "give {}/train to learn"),
+        (("test",), "give one that has a sub-folder of images for each class"),  # never advised to learn from it
+        (("test", "val"), "give one that has a sub-folder of images for each class"),
+    ],
+)
+def test_of_the_parts_of_a_data_set_it_is_said_which_one_to_learn_from(names, advice: str, tmp_path: Path):
+    for name in names:
+        (tmp_path / name / "cats").mkdir(parents=True)
+    with pytest.raises(DataError) as caught:
+        read_labelled(tmp_path)
+    what = f"its sub-folders are parts of a data set ({', '.join(names)}), not classes"
+    assert str(caught.value) == f"{tmp_path}: {what}; {advice.format(tmp_path, tmp_path)}"

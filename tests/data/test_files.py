@@ -361,9 +361,6 @@ def test_wrong_folders_are_refused(tmp_path: Path, digits: Path):
     refused("--labels belongs to a .npy file", digits, InputError, labels=digits)
     with pytest.raises(InputError, match=r"images cannot become inputs of shape \[64\]"):
         read_labelled(digits, (64,))
-    for part in ("train", "val"):
-        (tmp_path / "both" / part / "cats").mkdir(parents=True)
-    refused("parts of a data set (train, val), not classes; give", tmp_path / "both")
 
 
 def test_wrong_images_in_a_folder_are_refused_by_name(tmp_path: Path):

@@ -44,12 +44,18 @@ def class_folders(root: Path) -> list[Path]:
     if not found:
         raise DataError(f"{root}: no sub-folders; give a folder with one sub-folder of images for each class")
     if all(item.name.lower() in PARTS for item in found):
-        names = ", ".join(item.name for item in found)
-        train = next((item for item in found if item.name.lower() in TO_LEARN), found[0])
-        others = sorted((item for item in found if item != train), key=lambda item: "test" not in item.name.lower())
-        rest = f" to learn, and {others[0]} to evaluate" if others else ""
-        raise DataError(f"{root}: its sub-folders are parts of a data set ({names}), not classes; give {train}{rest}")
+        raise DataError(_parts_of_a_data_set(root, found))
     return found
+
+
+def _parts_of_a_data_set(root: Path, parts: list[Path]) -> str:
+    """Which of the parts to give instead: never one for testing to learn from."""
+    what = f"{root}: its sub-folders are parts of a data set ({', '.join(part.name for part in parts)}), not classes"
+    train = next((part for part in parts if part.name.lower() in TO_LEARN), None)
+    if train is None:
+        return f"{what}; give one that has a sub-folder of images for each class"
+    others = sorted((part for part in parts if part != train), key=lambda part: "test" not in part.name.lower())
+    return f"{what}; give {train} to learn" + (f", and {others[0]} to evaluate" if others else "")
 
 
 def image_files(folder: Path) -> list[Path]:
