@@ -218,3 +218,13 @@ def test_of_the_parts_of_a_data_set_it_is_said_which_one_to_learn_from(names, ad
         read_labelled(tmp_path)
     what = f"its sub-folders are parts of a data set ({', '.join(names)}), not classes"
     assert str(caught.value) == f"{tmp_path}: {what}; {advice.format(tmp_path, tmp_path)}"
+
+
+def test_images_of_several_folders_have_names_of_their_own(tmp_path: Path):
+    for folder in ("a/new", "b/new", "c"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / folder / "0.png")
+    both = [tmp_path / "a/new", tmp_path / "b/new"]
+    assert read_inputs(both, IMAGES)[1] == [f"{both[0]}/0.png", f"{both[1]}/0.png"]
+    assert read_inputs([both[0], tmp_path / "c"], IMAGES)[1] == ["new/0.png", "c/0.png"]
+    assert read_inputs([tmp_path / "c"], IMAGES)[1] == ["0.png"]

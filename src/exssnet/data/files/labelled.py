@@ -80,8 +80,8 @@ def read_labelled(
 def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
     """Inputs without labels, read by the recipe of what was learned from, and a name for each.
 
-    An image file is called by its name, one in a folder by its path there; a row as `pumps.csv:3`, its line in a
-    .csv, or its number from 0 in other files.
+    An image file is called by its name, one in a folder by its path there (after the folder's name where there are
+    several folders); a row as `pumps.csv:3`, its line in a .csv, or its number from 0 in other files.
     """
     if not paths:
         raise InputError("no files to read: name at least one")
@@ -90,6 +90,8 @@ def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
     names = [file.name if short[file.name] == 1 else str(file) for file in files]
     if material(recipe) == IMAGES and not any(file.is_dir() or _suffix(file) in TABLES + ARRAYS for file in files):
         return _images(files, recipe["shape"]), names  # all at once, for the threads
+    if sum(file.is_dir() for file in files) < 2:  # the paths in one folder differ
+        names = ["" if file.is_dir() else name for file, name in zip(files, names, strict=True)]
     parts = [_unlabelled(file, name, recipe) for file, name in zip(files, names, strict=True)]
     return torch.cat([inputs for inputs, _ in parts]), [name for _, names in parts for name in names]
 
@@ -215,7 +217,7 @@ def _arrays(file: Path, shape: Shape, label: str | None, second: Path | None, cl
 
 
 def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str]]:
-    """The inputs of one file or folder, and what each is called."""
+    """The inputs of one file or folder of this name, and what each is called."""
     suffix, shape, wanted = _suffix(path), tuple(recipe["shape"]), material(recipe)
     if wanted == "a table":
         if suffix not in TABLES:
@@ -234,7 +236,7 @@ def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str
         inputs = parquet_images(path, column, image_shape(shape))
     elif path.is_dir():
         files = image_files(path)
-        return _images(files, shape), [file.relative_to(path).as_posix() for file in files]
+        return _images(files, shape), [(Path(name) / file.relative_to(path)).as_posix() for file in files]
     else:
         return _images([path], shape), [name]
     return inputs, [f"{name}:{row}" for row in range(len(inputs))]
