@@ -18,13 +18,13 @@ slow: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 check: $(READY)
-	$(BIN)/ruff check src tests benchmarks results
-	$(BIN)/ruff format --check src tests benchmarks results
+	$(BIN)/ruff check src tests benchmarks studies
+	$(BIN)/ruff format --check src tests benchmarks studies
 	$(BIN)/mypy --strict src
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks results
-	$(BIN)/ruff format src tests benchmarks results
+	$(BIN)/ruff check --fix src tests benchmarks studies
+	$(BIN)/ruff format src tests benchmarks studies
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

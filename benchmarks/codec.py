@@ -1,6 +1,6 @@
 """What a stored mask takes: its bytes against its entropy and against one bit per weight, and the time it takes.
 
-    python benchmarks/codec.py --json results/performance/codec.json
+    python benchmarks/codec.py --json studies/performance/codec.json
 
 Random masks with the exact number of ones in every layer, coded alone; and again with a lender that shares 60 % of
 it, inside a used set about three times as large. Times are medians, on one thread.

@@ -1,6 +1,6 @@
 """A hundred tasks added to one model directory: seconds a task, bytes on disk, every task verified.
 
-    python benchmarks/hundred.py --json results/performance/hundred.json --figure docs/hundred.svg
+    python benchmarks/hundred.py --json studies/performance/hundred.json --figure docs/hundred.svg
 
 The digits of scikit-learn, their pixels shuffled anew for each task, learned from .npz files one after the other, as
 `exssnet learn` does it, into a LeNet-300-100. Beside the bytes on disk: the paper's formula (32 bits for

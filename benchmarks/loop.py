@@ -1,6 +1,6 @@
 """A whole run against a plain loop: SplitMNIST, 1 + 1 epochs, on a CPU, interleaved in one process.
 
-    EXSSNET_DATA=... python benchmarks/loop.py --json results/performance/loop.json
+    EXSSNET_DATA=... python benchmarks/loop.py --json studies/performance/loop.json
 
 The plain loop trains the dense network for as many steps on float tensors in memory, and does nothing else: no masks,
 no evaluation, no digests, no record. Start-up and data loading are left out of both.

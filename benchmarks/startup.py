@@ -1,6 +1,6 @@
 """How long it takes to start: `exssnet --help`, and `import exssnet.model` over `import torch`, in fresh processes.
 
-python benchmarks/startup.py --json results/performance/startup.json
+python benchmarks/startup.py --json studies/performance/startup.json
 """
 
 from __future__ import annotations

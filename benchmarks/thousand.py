@@ -1,6 +1,6 @@
 """A thousand tasks: time per task and memory must stay flat.
 
-    EXSSNET_DATA=... python benchmarks/thousand.py --json results/performance/thousand.json --figure docs/thousand.svg
+    EXSSNET_DATA=... python benchmarks/thousand.py --json studies/performance/thousand.json --figure docs/thousand.svg
 
 Permuted MNIST in miniature: 100 training images a class, one epoch per phase, a network half as wide. Time is from the
 end of one task to the end of the next, with its evaluation, digests and log; memory is the process's resident set after

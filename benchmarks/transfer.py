@@ -1,7 +1,7 @@
 """What KKT costs: its share of a task's training, for all tasks that have one to borrow from.
 
-    EXSSNET_DATA=... python benchmarks/transfer.py --json results/performance/transfer.json
-    EXSSNET_DATA=... python benchmarks/transfer.py --seeds 15 --json results/performance/transfer-h200.json
+    EXSSNET_DATA=... python benchmarks/transfer.py --json studies/performance/transfer.json
+    EXSSNET_DATA=... python benchmarks/transfer.py --seeds 15 --json studies/performance/transfer-h200.json
 
 Runs with KKT and without take turns. What KKT costs a task is what the task takes before its training, less what it
 takes without KKT, where fresh scores are drawn as well.

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from tests.experiments.comparing import RESULTS
+from tests.experiments.comparing import record_of
 
 
 @pytest.fixture
 def put(tmp_path):
     """Writes records that differ from a real one in what is named; returns their folder."""
-    real = json.loads((RESULTS / "split-mnist/exssnet/seed-0/results.json").read_text("utf-8"))
+    real = record_of("split-mnist", "exssnet")
 
     def write(method, accuracies, benchmark="split-mnist", place="a", config=None, settings=None, **changes):
         own = {"kkt": method.endswith("+kkt")} | (settings or {})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.experiments.comparing import RESULTS, exssnet, rows
+from tests.experiments.comparing import STUDIES, exssnet, rows
 
 from exssnet.cli.compare_tables import FORMATS
 from exssnet.errors import InputError, RunError
@@ -93,8 +93,8 @@ def test_a_method_with_several_heads_is_compared_with_by_name_and_head(put):
 
 @pytest.mark.parametrize("against", ["er@task", "er@masked-test", "multitask@task", "packnet", "exssnet+kkt"])
 def test_every_real_row_but_one_is_compared_with_the_method_that_is_named(against):
-    for benchmark in ("split-cifar100", "gpu/split-mnist"):
-        found = rows(RESULTS / benchmark, against=against)
+    for benchmark in ("split-cifar100", "split-mnist-all-methods"):
+        found = rows(STUDIES / benchmark, against=against)
         assert [f"{row.method}@{row.head}" for row in found if row.difference is None] in (
             [against],
             [f"{against}@task"],
@@ -276,7 +276,7 @@ def test_miniatures_are_a_block_of_their_own_and_say_so(put):
 def test_comparing_does_not_import_torch():
     code = (
         "import sys, exssnet.cli.main\n"
-        f"sys.argv = ['exssnet', 'compare', {str(RESULTS / 'split-mnist')!r}]\n"
+        f"sys.argv = ['exssnet', 'compare', {str(STUDIES / 'split-mnist')!r}]\n"
         "import atexit; atexit.register(lambda: print('torch' in sys.modules))\n"
         "exssnet.cli.main.main()"
     )
@@ -301,9 +301,9 @@ def test_bad_input_is_one_line_and_exit_code_2(put, tmp_path):
     folder = put("exssnet", [90.0, 91.0])
     (tmp_path / "empty").mkdir()
     for arguments, message in [
-        ([tmp_path / "nowhere"], "nowhere is no folder"),
-        ([tmp_path / "empty"], "empty holds no finished run"),
-        ([folder, tmp_path / "empty"], "empty holds no finished run"),
+        ([tmp_path / "nowhere"], "nowhere is not a folder"),
+        ([tmp_path / "empty"], "empty has no finished run"),
+        ([folder, tmp_path / "empty"], "empty has no finished run"),
         ([folder, "--against", "er"], "no run of 'er' is here to compare with: choose one of exssnet"),
     ]:
         done = exssnet(*arguments)

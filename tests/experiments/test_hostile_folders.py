@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.experiments.comparing import RESULTS
+from tests.experiments.comparing import record_of
 from tests.experiments.short_runs import short
 
 from exssnet.cli import run_display as terminal
@@ -21,7 +21,7 @@ from exssnet.experiments.run import run
 from exssnet.experiments.run_folder import RunFolder
 from exssnet.io.disk import temporary
 
-REAL = json.loads((RESULTS / "split-mnist/exssnet+kkt/seed-0/results.json").read_text("utf-8"))
+REAL = record_of("split-mnist", "exssnet+kkt")
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES = [
     "null", "true", "-1", "0", "1.5", "1e999", "NaN", str(10**400), str(2**70), '"x"', '""', '"%s"' % ("x" * 10**6),

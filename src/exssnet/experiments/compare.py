@@ -14,11 +14,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from exssnet.errors import InputError, RunError, printable
+from exssnet.experiments import archive
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.recipes import recipe
 from exssnet.experiments.record import Record
 from exssnet.experiments.record import read as read_record
 
+RECORD = "results.json"
 BOUNDS = ("multitask", "individual")  # they do not learn one task after the other: shown first, never the best
 NOT_COMPARED = {"benchmark", "method", "seed", "class_order_seed", "device", "threads", "compile", "settings"}
 SAME_TASKS = ("tasks", "class_order", "samples_per_class")  # without them the difference of two methods says nothing
@@ -33,7 +35,7 @@ Spread = tuple[float, float | None]  # mean, and standard deviation of a sample 
 class Run:
     """What a table needs of one record."""
 
-    file: Path
+    source: str  # its file, and the line in a file of several records
     benchmark: str
     miniature: bool
     method: str
@@ -86,17 +88,28 @@ class Row:
 # --- records -------------------------------------------------------------------------------------------------
 
 
-def read(folders: Iterable[Path]) -> list[Run]:
-    """Every run below the folders; a file that two folders share counts once."""
+def read(paths: Iterable[Path]) -> list[Run]:
+    """Every run below the folders or in the files; a file that two folders share counts once."""
     files: dict[Path, Path] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"{folder} is no folder: name folders with runs, such as the --out of `exssnet run`")
-        found = sorted(folder.rglob("results.json"))
-        if not found:
-            raise InputError(f"{folder} holds no finished run: there is no results.json in it or below")
+    for path in paths:
+        found = [path] if path.name in (RECORD, archive.NAME) and not path.is_dir() else _below(path)
         files |= {file.resolve(): file for file in found}
-    return [_run(file) for file in files.values()]
+    return [run for file in files.values() for run in _runs(file)]
+
+
+def _below(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: name folders with runs, such as the --out of `exssnet run`")
+    found = sorted(file for name in (RECORD, archive.NAME) for file in folder.rglob(name))
+    if not found:
+        raise InputError(f"{folder} has no finished run: no {RECORD} or {archive.NAME} is in it or below")
+    return found
+
+
+def _runs(file: Path) -> list[Run]:
+    if file.name == archive.NAME:
+        return [_run(source, found) for source, found in archive.read(file)]
+    return [_run(str(file), read_record(file)[0])]
 
 
 def _matters(name: str, settings: Mapping[str, Any]) -> bool:
@@ -105,18 +118,17 @@ def _matters(name: str, settings: Mapping[str, Any]) -> bool:
     return name not in NOT_COMPARED and not idle
 
 
-def _run(file: Path) -> Run:
-    found = read_record(file)[0]
+def _run(source: str, found: Record) -> Run:
     config, settings = found.config, found.config.settings
     shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(RunConfig)}
     compared = {name: _shown_safely(value) for name, value in (shared | settings).items() if _matters(name, settings)}
     return Run(
-        file,
+        source,
         printable(found.benchmark),
         found.miniature,
         printable(found.method),
         (found.seed, config.class_order_seed if config.class_order == "seed" else 0),
-        compared | {EPOCHS: _epochs(found, file)},
+        compared | {EPOCHS: _epochs(found, source)},
         found.average_accuracy,
         found.forgetting,
         None if found.average_sparse_overlap is None else 100 * found.average_sparse_overlap,
@@ -131,14 +143,14 @@ def _shown_safely(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _epochs(record: Record, file: Path) -> int:
+def _epochs(record: Record, source: str) -> int:
     """Per task, all phases together; records of the mask methods did not always say it."""
     if record.epochs is not None:
         return record.epochs
     settings = record.config.settings
     second = 0 if record.method.startswith("supsup") else settings.get("weight_epochs")
     if not isinstance(settings.get("mask_epochs"), int) or not isinstance(second, int):
-        raise RunError(f"{file}: epochs is missing: delete the file and make the run again")
+        raise RunError(f"{source}: epochs is missing: delete the file and make the run again")
     return int(settings["mask_epochs"] + second)
 
 
@@ -233,7 +245,7 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
         key = run.benchmark, run.method, str(run.miniature), json.dumps(run.settings, sort_keys=True)
         same = groups.setdefault(key, _Group(run, {})).runs
         if run.seed in same:
-            raise InputError(f"{same[run.seed].file} and {run.file} have the same settings and seed: leave one out")
+            raise InputError(f"{same[run.seed].source} and {run.source} have the same settings and seed: leave one out")
         same[run.seed] = run
     return list(groups.values())
 

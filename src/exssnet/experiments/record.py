@@ -96,11 +96,16 @@ def _there(entry: object) -> bool:
     return entry is not None
 
 
+def typed_record(value: Any, where: str) -> Record:
+    """A record from plain values; `where` names the file in an error."""
+    return parse.typed(value, Record, where)
+
+
 def read(file: Path) -> tuple[Record, dict[str, Any]]:
     """A record: typed, and as it is written, with what a later version may have added."""
     try:
         found: dict[str, Any] = parse.from_json(parse.read(file, parse.JSON.size, file.parent), str(file))
-        return parse.typed(found, Record, str(file)), found
+        return typed_record(found, str(file)), found
     except ParseError as error:
         raise RunError(f"{error} (delete the file to make the run again)") from error
     except OSError as error:
