@@ -1,9 +1,9 @@
-"""What a stored mask takes: its bytes against its entropy and against one bit per weight, and the time it takes.
+"""Size of a stored mask compared with its entropy and with one bit per weight, and the time to code it.
 
     python benchmarks/codec.py --json studies/performance/codec.json
 
-Random masks with the exact number of ones in every layer, coded alone; and again with a lender that shares 60 % of
-it, inside a used set about three times as large. Times are medians, on one thread.
+Random masks with the exact number of ones in every layer, coded alone, and with a lender that shares 60 % of the ones
+inside a used set about three times as large. Times are medians, on one thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def entropy(layout: Layout, keep: tuple[int, ...]) -> float:
 
 
 def overlapping(mask: Tensor, draw: torch.Generator) -> Tensor:
-    """A mask about as large that shares 60 % of this one."""
+    """A mask of about the same size that shares 60 % of the ones."""
     density = float(mask.float().mean())
     elsewhere = (1 - OVERLAP) * density / (1 - density)
     return torch.rand(len(mask), generator=draw) < torch.where(mask, OVERLAP, elsewhere)
@@ -121,9 +121,9 @@ def main() -> None:
     alone = [row for row in found if row["contexts"] == "none"]
     for name in GENERAL:
         shares = ", ".join(f"{row['general compressors, of entropy'][name]:.3f}" for row in alone)
-        print(f"{name} on packed bits, of the entropy, in the order above: {shares}")
+        print(f"{name} on packed bits / entropy, in the order above: {shares}")
     worst = max(row["of entropy"] for row in alone)
-    print(f"alone at most {worst:.4f} of the entropy; at most 1.03 wanted")
+    print(f"alone: at most {worst:.4f} × entropy (bound 1.03)")
     if options.json:
         facts = {"rounds": options.rounds, "constriction": version("constriction"), "versions": versions()}
         facts["device"] = device_name("cpu")

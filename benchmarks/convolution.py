@@ -1,8 +1,8 @@
-"""What the convolutions of ResNet-18 (width 20, batch 64) cost: our kernels against cuDNN's, each in a captured graph.
+"""Time of the convolutions of ResNet-18 (width 20, batch 64): Triton kernels and cuDNN, each in a CUDA graph.
 
     python benchmarks/convolution.py [--sweep] [--json FILE]
 
-cuDNN gets bfloat16, channels-last tensors with channels filled up to a multiple of 8, and takes its first deterministic
+cuDNN gets bfloat16, channels-last tensors with channels padded to a multiple of 8, and uses its first deterministic
 choice, as runs do. `--sweep` also tries other tiles for every shape and prints the best. Needs Triton and a GPU.
 """
 
@@ -43,7 +43,7 @@ SHAPES: dict[Shape, int] = {  # and how often it occurs
     (160, 160, 4, 3, 1): 3,
 }
 KINDS = ("forward", "input", "weight")
-PEAK_TFLOPS, PEAK_TBS = 790, 4.8  # of an H200: dense bfloat16 as measured on large products, and its memory
+PEAK_TFLOPS, PEAK_TBS = 790, 4.8  # of an H200: dense bfloat16 measured on large products, and memory bandwidth
 
 
 def call(kind: str, shape: Shape, batch: int, tile: Tile | None) -> Callable[[], Tensor]:
@@ -116,10 +116,10 @@ def tiles(kind: str, shape: Shape, batch: int) -> list[Tile]:
 
 
 def build_ahead(job: tuple[str, Shape, int, Tile]) -> None:
-    """Compile in another process; the compiler keeps what it made on disk."""
+    """Compile in another process; the compiler caches kernels on disk."""
     try:
         call(*job)()
-    except Exception as error:  # a tile too large for the chip is no candidate
+    except Exception as error:  # skip a tile that is too large for the chip
         print("left out:", job, type(error).__name__, flush=True)
 
 
@@ -135,14 +135,16 @@ def sweep(kind: str, shape: Shape, batch: int) -> tuple[Tile, float]:
 
 
 def roofline(batch: int) -> dict[str, float]:
-    """What the convolutions of a step must compute and move at least, and how long an H200 would need for it."""
+    """Minimum operations and memory traffic of a step's convolutions, and their time on an H200."""
     flop, moved = 0.0, 0.0
     for (inputs, outputs, size, kernel, stride), often in SHAPES.items():
         small = (size - 1) // stride + 1
         kinds = 2 if inputs == 3 else 3
         flop += often * kinds * 2 * batch * small**2 * outputs * inputs * kernel**2
         tensors = batch * size**2 * inputs, batch * small**2 * outputs, outputs * inputs * kernel**2
-        moved += often * kinds * 2 * sum(tensors)  # each kind reads two of them and writes the third, 2 bytes a number
+        moved += (
+            often * kinds * 2 * sum(tensors)
+        )  # each kind reads two of them and writes the third, 2 bytes per number
     return {"gflop": flop / 1e9, "compute_us": flop / PEAK_TFLOPS / 1e6, "megabytes": moved / 1e6,
             "memory_us": moved / PEAK_TBS / 1e6}  # fmt: skip
 
@@ -169,7 +171,7 @@ def main() -> None:
     print("in → out, image, kernel, stride   kind      ours µs   cuDNN µs   best tile")
     for (shape, often), kind in product(SHAPES.items(), KINDS):
         if kind == "input" and shape[0] == 3:
-            continue  # nobody asks for the gradient of an image
+            continue  # the gradient of an image is not needed
         row = {"shape": shape, "kind": kind, "ours": microseconds(call(kind, shape, batch, None)),
                "cudnn": microseconds(cudnn(kind, shape, batch))}  # fmt: skip
         best = ""
@@ -184,7 +186,7 @@ def main() -> None:
     limits = roofline(batch)
     print("a step's convolutions, µs:", {name: round(value) for name, value in sums.items()})
     print(
-        f"what the chip allows: {limits['gflop']:.1f} GFLOP, {limits['compute_us']:.0f} µs at {PEAK_TFLOPS} TFLOP/s; "
+        f"lower bounds: {limits['gflop']:.1f} GFLOP, {limits['compute_us']:.0f} µs at {PEAK_TFLOPS} TFLOP/s; "
         f"{limits['megabytes']:.0f} MB in and out, {limits['memory_us']:.0f} µs at {PEAK_TBS} TB/s"
     )
     if options.json:

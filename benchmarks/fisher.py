@@ -1,8 +1,8 @@
-"""The Fisher diagonal of a task, as EWC needs it, against one image at a time: LeNet-300-100, on one CPU thread.
+"""Time of the Fisher diagonal of a task for EWC, batched and one image at a time: LeNet-300-100, one CPU thread.
 
     python benchmarks/fisher.py --json studies/performance/fisher.json
 
-Both run over all images in one process, taking turns, and what they find is compared.
+Both run over all images in one process, alternating, and their results are compared.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def timed(work: Callable[[nn.Module, Tensor, Tensor], Found], *arguments: object
 
 
 def difference(found: Found, expected: Found) -> float:
-    """The largest difference in a layer, as a part of the layer's largest value."""
+    """The largest difference in a layer, relative to the layer's largest value."""
     return max(float((found[name] - value).abs().max() / value.max()) for name, value in expected.items())
 
 
@@ -73,18 +73,18 @@ def main() -> None:
         loop, expected = timed(one_at_a_time, network, x, y)
         ours, found = timed(batched, network, x, y)
         apart = max(apart, difference(found, expected))
-        if round_:  # the first one warms up
+        if round_:  # the first round warms up
             times["one at a time"].append(loop)
             times["batched"].append(ours)
     if apart > 1e-5:
-        raise SystemExit(f"the two differ by {apart:.1e} of a layer's largest value: at most 1e-5 wanted")
+        raise SystemExit(f"the results differ by {apart:.1e} of a layer's largest value (bound 1e-5)")
     ratios = [a / b for a, b in zip(times["one at a time"], times["batched"], strict=True)]
     print(f"Fisher diagonal of {IMAGES} images, LeNet-300-100, {device_name('cpu')}, {options.rounds} rounds")
     print(f"batched: {BATCH} at a time")
     for name, values in times.items():
         print(f"{name:14} {statistics.median(values):6.3f} s ({min(values):.3f} to {max(values):.3f})")
     spread = f"({min(ratios):.1f} to {max(ratios):.1f})"
-    print(f"ratio          {statistics.median(ratios):6.1f}   {spread}; at least 20 wanted")
+    print(f"ratio          {statistics.median(ratios):6.1f}   {spread} (bound 5)")
     print(f"difference     {apart:.1e} of a layer's largest value, at most")
     if options.json:
         record = {

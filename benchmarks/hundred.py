@@ -1,10 +1,10 @@
-"""A hundred tasks added to one model directory: seconds a task, bytes on disk, every task verified.
+"""A hundred tasks in one model directory: seconds per task, bytes on disk, every task verified.
 
     python benchmarks/hundred.py --json studies/performance/hundred.json --figure docs/hundred.svg
 
-The digits of scikit-learn, their pixels shuffled anew for each task, learned from .npz files one after the other, as
-`exssnet learn` does it, into a LeNet-300-100. Beside the bytes on disk: the paper's formula (32 bits for
-each of the trained weights, at most all, and one bit per weight and task), and one dense network per task.
+scikit-learn's digits with another permutation of pixels for each task are learned from .npz files in sequence, as by
+`exssnet learn`, into a LeNet-300-100. The bytes on disk are compared with the paper's formula (32 bits for each trained
+weight, at most all, and one bit per weight and task), and with one dense network per task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN = (1, 10, 25, 50, 100)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--epochs", type=int, default=5, help="a phase")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs per phase")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
             print(
                 f"| {row['task']} | {row['seconds']:.2f} | {row['accuracy']:.1f} | {100 * row['free']:.1f} | {size} |"
             )
-    print(f"time a task: the last 20 over tasks 6 to 25, medians: {ratio:.3f}")
+    print(f"time per task, the last 20 / tasks 6 to 25, medians: {ratio:.3f}")
     print(f"verified {len(report.tasks.digests)} tasks and {report.files} files in {verified:.1f} s")
     if options.json:
         facts = {"rows": rows, "ratio": ratio, "verified": report.verified, "verify_seconds": verified,

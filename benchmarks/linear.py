@@ -1,9 +1,9 @@
-"""What passing over masked weights is worth: the product of a batch with a masked Linear layer, against the dense one.
+"""Time of the product of a batch with a masked Linear layer, compared with the dense product.
 
     python benchmarks/linear.py [--json FILE]
 
-One thread of a CPU. The two take turns; times are medians over the rounds, and so is the ratio. `equal` is the share of
-outputs that are the same, bit for bit: how the dense product adds is the matrix library's business.
+One CPU thread. The two alternate; times and ratios are medians over rounds. `equal` is the fraction of outputs that
+are equal bit for bit, which depends on the order of additions in the matrix library.
 """
 
 from __future__ import annotations

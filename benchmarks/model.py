@@ -1,10 +1,10 @@
-"""What a step of `Model.learn` costs against a plain loop of the same network: eager, fp32, written as a user would.
+"""Time of a step of `Model.learn` compared with a plain eager fp32 loop of the same network.
 
     python benchmarks/model.py [--json FILE]
 
-Both train in one process on data that lies on the device, with Adam. `Model.learn` is measured over whole epochs, so
-what it does once (a capture, warm-ups, the checks of a task) is left out by taking the difference of a long and a short
-training; the plain loop is measured over as many steps. Rounds alternate; times are medians.
+Both train in one process on data on the device, with Adam. `Model.learn` is measured over whole epochs; the difference
+of a long and a short training excludes what it does once (capture, warm-up, checks of a task). The plain loop is
+measured over the same number of steps. Rounds alternate; times are medians.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def measure(network: str, device: str, rounds: int, epochs: int) -> dict[str, ob
         "network": network, "ms": statistics.median(ours), "plain_ms": statistics.median(theirs),
         "ratio": statistics.median(ratios), "ratios": ratios, "bound": BOUNDS[network],
     }  # fmt: skip
-    print(f"{network:20} {found['ms']:8.3f} ms a step, plain loop {found['plain_ms']:8.3f} ms, ratio "
+    print(f"{network:20} {found['ms']:8.3f} ms per step, plain loop {found['plain_ms']:8.3f} ms, ratio "
           f"{found['ratio']:.3f} (bound {BOUNDS[network]})", flush=True)  # fmt: skip
     return found
 

@@ -1,4 +1,4 @@
-"""Where a captured step's time goes: kernels of a replayed graph by total time, and how much of the step they fill."""
+"""Profile of a captured step: kernels of a replayed graph by total time, and the fraction of the step they fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 20
 
 
 def busy_time(intervals: list[tuple[float, float]]) -> tuple[float, float]:
-    """How long at least one of the intervals lasts, and from the first start to the last end."""
+    """Length of the union of intervals, and from the first start to the last end."""
     busy, end = 0.0, float("-inf")
     for start, stop in sorted(intervals):
         busy += max(0.0, stop - max(start, end))
@@ -43,9 +43,9 @@ def main() -> None:
     launches = sum(event.count for event in events) / STEPS
     busy, span = busy_time([(event.time_range.start, event.time_range.end) for event in profiler.events()
                             if event.device_type == DeviceType.CUDA])  # fmt: skip
-    print(f"{launches:.0f} kernels a step, {total / 1000:.3f} ms of kernel time")
+    print(f"{launches:.0f} kernels per step, {total / 1000:.3f} ms of kernel time")
     milliseconds = 1000 * STEPS
-    print(f"a step takes {span / milliseconds:.3f} ms, of which something runs {busy / milliseconds:.3f} ms")
+    print(f"a step takes {span / milliseconds:.3f} ms, kernels run for {busy / milliseconds:.3f} ms")
     for event in sorted(events, key=lambda e: -e.device_time_total)[: options.rows]:
         print(f"{event.device_time_total / STEPS:8.1f} µs {event.count / STEPS:6.1f} ×  {event.key[:110]}")
 

@@ -1,10 +1,10 @@
-"""SplitCIFAR100 with ExSSNeT, 5 × (50 + 50) epochs, batch 64: wall time from the command to the last record.
+"""Time of SplitCIFAR100 with ExSSNeT, 5 × (50 + 50) epochs, batch 64, from the command to the last record.
 
     python benchmarks/split_cifar100.py --runs 1
     python benchmarks/split_cifar100.py --runs 8
 
-Starts `exssnet run` as a user would, in a process of its own, with so many runs together. The caches of the compiler
-and of the data are as they are found: give --empty-caches to start without any.
+Starts `exssnet run` in another process, with `--runs` runs together. The caches of compiler and data are used as they
+are; --empty-caches starts without any.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ CACHES = {"EXSSNET_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITO
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=1, help="in all: seeds times methods")
+    parser.add_argument("--runs", type=int, default=1, help="number of runs: seeds times methods")
     parser.add_argument("--together", default="auto")
     parser.add_argument("--method", default="exssnet")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--epochs", type=int, default=50, help="a phase; the targets are for 50")
+    parser.add_argument("--epochs", type=int, default=50, help="epochs per phase; the bounds are for 50")
     parser.add_argument("--empty-caches", action="store_true")
-    parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
+    parser.add_argument("--keep", type=Path, help="folder for the runs")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     methods = options.method.count(",") + 1
     if options.runs < 1 or options.runs % methods:
-        parser.error(f"{options.runs} runs of {methods} methods: give a multiple")
+        parser.error(f"--runs is {options.runs}: give a multiple of the {methods} methods")
     if options.keep and any(options.keep.rglob("results.json")):
-        parser.error(f"{options.keep} has runs already, which would be read instead of made: give another folder")
+        parser.error(f"{options.keep} has runs, which would be read instead of repeated: give another folder")
 
     with tempfile.TemporaryDirectory() as folder:
         out, environment = options.keep or Path(folder, "runs"), dict(os.environ)
@@ -58,7 +58,7 @@ def main() -> None:
         asked = [*command, "--out", str(out), "--json"]
         found = subprocess.run(asked, env=environment, stdout=subprocess.PIPE, text=True)
         if found.returncode:
-            sys.exit(found.returncode)  # it has said why
+            sys.exit(found.returncode)  # it has printed the reason
         ended = time.time() - started
         wall = max(file.stat().st_mtime for file in out.rglob("results.json")) - started
     records = json.loads(found.stdout)
@@ -74,11 +74,11 @@ def main() -> None:
     transfer = [100 * task["setup"] / trained(task) for task in borrowing]
     print(f"{options.runs} runs of 5 × ({options.epochs} + {options.epochs}) epochs, {records[0]['device']}")
     print(
-        f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s a run; the process ended after {ended:.1f} s"
+        f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s per run; process {ended:.1f} s"
     )
     print(f"start-up {wall - max(inside):.1f} s, then the longest run {max(inside):.1f} s")
     print(f"in a run {sum(inside) / len(inside):.1f} s: " + ", ".join(f"{n} {s:.1f} s" for n, s in spent.items()))
-    print(f"evaluation {share:.2f} % of a run; average accuracy {sum(accuracies) / len(accuracies):.2f} %")
+    print(f"evaluation {share:.2f} % of a run, average accuracy {sum(accuracies) / len(accuracies):.2f} %")
     if transfer:
         print(f"KKT and drawing scores: {min(transfer):.2f} to {max(transfer):.2f} % of a task's training")
     if options.json:

@@ -1,4 +1,4 @@
-"""How long it takes to start: `exssnet --help`, and `import exssnet.model` over `import torch`, in fresh processes.
+"""Start-up time: `exssnet --help`, and `import exssnet.model` after `import torch`, in new processes.
 
 python benchmarks/startup.py --json studies/performance/startup.json
 """
@@ -33,12 +33,12 @@ def main() -> None:
         for name, arguments in COMMANDS.items():
             started = time.perf_counter()
             subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-            if round_:  # the first one fills the disk cache
+            if round_:  # the first round fills the disk cache
                 times[name].append(time.perf_counter() - started)
     for name, values in times.items():
         print(f"{name:28} {statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})")
     over = statistics.median(times["import torch, exssnet.model"]) - statistics.median(times["import torch"])
-    print(f"import over torch            {over:.2f} s; at most 0.5 wanted, and --help under 0.3")
+    print(f"import after torch           {over:.2f} s (bounds: 0.5, and 0.3 for --help)")
     if options.json:
         record = {"seconds": times, "versions": versions(), "device": device_name("cpu")}
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,16 +1,16 @@
-"""What a training step costs: masked against dense, in the same engine, interleaved in one process.
+"""Time of a masked training step compared with a dense one, in the same engine, alternating in one process.
 
-    python benchmarks/step.py                                             # on a GPU, as runs compute there
-    python benchmarks/step.py --way cudnn                                 # the same, with cuDNN's convolutions
-    python benchmarks/step.py --way plain --single                        # operations one by one, in fp32
+    python benchmarks/step.py                                             # on a GPU, as in runs
+    python benchmarks/step.py --way cudnn                                 # with cuDNN's convolutions
+    python benchmarks/step.py --way plain --single                        # single operations, in fp32
     python benchmarks/step.py --device cpu --network lenet-300-100
 
-What a step costs on a CPU depends on what is learned: masks change, gradients vanish, averages of them become numbers
-too small for the hardware to be fast with. So LeNet learns the ten digits of MNIST. On random images and labels its
-units die; those of a network with batch norm do not, and ResNet-18 has such images, too many to learn by heart. The
-variants take turns in every round of steps; times are medians over the rounds, and so are the ratios to the dense steps
-of the same round. A dense step trains all weights of the same network through the same loop: as one vector, as our
-dense methods have them, or, on a CPU, as a tensor a layer, which saves putting the gradients together.
+On a CPU the time of a step depends on the data: masks change, gradients vanish, and their averages become denormal
+numbers, which are slow. So LeNet learns the ten digits of MNIST; on random images and labels its units die. Units of a
+network with batch norm do not, and ResNet-18 gets random images, too many to memorize. The variants alternate in every
+round of steps; times, and ratios to the dense steps of the same round, are medians over rounds. A dense step trains all
+weights of the same network in the same loop: as one vector, as the dense methods do, or, on a CPU, as one tensor per
+layer, which saves concatenating the gradients.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DenseSubnetwork(Subnetwork):
 
 
 class ByLayer(DenseSubnetwork):
-    """The same, a tensor for each layer."""
+    """All weights of the network, trained as one tensor per layer."""
 
     def __init__(self, scored: ScoredSubnetwork) -> None:
         super().__init__(scored)
@@ -77,7 +77,7 @@ class ByLayer(DenseSubnetwork):
 
 
 def images(network: str, device: str, count: int) -> TensorData:
-    """So many of MNIST's for LeNet, random ones for ResNet-18."""
+    """Images of MNIST for LeNet, random ones for ResNet-18."""
     if network == "lenet-300-100":
         try:
             digits = load("mnist").train
@@ -99,11 +99,11 @@ def execution(options: argparse.Namespace) -> Execution:
     way = {"runs": CUDA, "cudnn": replace(CUDA, narrow=0), "plain": PLAIN}[options.way]
     low = torch.bfloat16 if options.precision == "bf16" else None
     batch = options.batch_size if options.compile else 0
-    return replace(way, autocast=low, compiled_batch=batch, structure=options.network)  # compiled once for all
+    return replace(way, autocast=low, compiled_batch=batch, structure=options.network)  # compiled once for all variants
 
 
 def cudnn(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """What runs allow cuDNN, or its search."""
+    """cuDNN's flags as in runs, or with its search."""
     return torch.backends.cudnn.flags(
         enabled=True, benchmark=options.search, deterministic=not options.search, allow_tf32=False
     )
@@ -129,7 +129,7 @@ def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options of this program and of those that use its steps, and what follows from them."""
+    """Parse the options of this program and of those that use its steps."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--network", default="resnet18", choices=SHAPES)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -138,13 +138,13 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU unless the way is plain")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--single", action="store_true", help="do not capture the step as a graph")
-    parser.add_argument("--search", action="store_true", help="let cuDNN search for its fastest kernels")
+    parser.add_argument("--search", action="store_true", help="search of cuDNN for its fastest kernels")
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device")
     if options.device == "cpu" and (options.way == "cudnn" or options.precision == "bf16" or options.search):
-        parser.error("cuDNN and bf16 are for a CUDA device")
+        parser.error("cuDNN and bf16 need a CUDA device")
     fast = options.device == "cuda" and options.way != "plain"
     options.precision = options.precision or ("bf16" if fast else "fp32")
     options.compile = fast and not options.no_compile
@@ -153,7 +153,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=150, help="steps a round")
+    parser.add_argument("--steps", type=int, default=150, help="steps per round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parse(parser)
@@ -173,7 +173,7 @@ def measure(options: argparse.Namespace) -> None:
         for name, steps in found.items():
             steps.sizes = steps.sizes[: options.steps]  # a round is a part of an epoch
             started = time.perf_counter()
-            steps.epoch(order, options.lr, 0, lambda share: None)  # ends with a look at the loss: synchronised
+            steps.epoch(order, options.lr, 0, lambda share: None)  # reading the loss synchronizes
             seconds = time.perf_counter() - started
             if name not in first:
                 first[name] = seconds  # capture, compilation

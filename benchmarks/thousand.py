@@ -2,9 +2,9 @@
 
     EXSSNET_DATA=... python benchmarks/thousand.py --json studies/performance/thousand.json --figure docs/thousand.svg
 
-Permuted MNIST in miniature: 100 training images a class, one epoch per phase, a network half as wide. Time is from the
-end of one task to the end of the next, with its evaluation, digests and log; memory is the process's resident set after
-the allocator has given back what is free (Linux).
+Permuted MNIST in miniature: 100 training images per class, one epoch per phase, half the width. Time is from the end of
+one task to the end of the next, with evaluation, digests and log; memory is the process's resident set after the
+allocator has released free memory (Linux).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE = 4096
 
 
 def resident() -> int:
-    """Bytes in use: the resident set, once the allocator has given back what it only keeps for later."""
+    """Bytes in use: the resident set after the allocator has released free memory."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     return PAGE * int(Path("/proc/self/statm").read_text().split()[1])
 
@@ -77,15 +77,15 @@ def main() -> None:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         record = run(config, Path(folder), watch, checkpoint_seconds=1e9)
-    watch.seconds.pop(), watch.bytes.pop()  # the last task's evaluation is that of all tasks
+    watch.seconds.pop(), watch.bytes.pop()  # the last task evaluates all tasks
     early, late = watch.seconds[9:109], watch.seconds[-100:]
     weights = record["storage"]["mask_bits"] // options.tasks
     grown = (watch.bytes[-1] - watch.bytes[9]) / (len(watch.bytes) - 10)
     print(f"{options.tasks} tasks, {weights:,} weights, {record['device']}, a miniature of permuted MNIST")
-    print(f"time a task: {1000 * statistics.median(early):.1f} ms over tasks 10 to 109, "
+    print(f"time per task: {1000 * statistics.median(early):.1f} ms over tasks 10 to 109, "
           f"{1000 * statistics.median(late):.1f} ms over the last 100, "
           f"ratio {statistics.median(late) / statistics.median(early):.3f}")  # fmt: skip
-    print(f"memory a task: {grown:,.0f} bytes; 1 bit per weight is {weights / 8:,.0f}")
+    print(f"memory per task: {grown:,.0f} bytes; 1 bit per weight is {weights / 8:,.0f}")
     print(f"average accuracy {record['average_accuracy']:.2f} % (miniature), forgetting {record['forgetting']}, "
           f"verified {record['zero_forgetting']['verified']}")  # fmt: skip
     if options.json:

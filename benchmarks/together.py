@@ -1,10 +1,10 @@
-"""What a training step costs when several runs share one GPU, each captured, on a stream and in a thread of its own.
+"""Time of a training step when several runs share one GPU, each captured, with its own stream and thread.
 
     python benchmarks/together.py [--json FILE]
-    CUDA_DEVICE_MAX_CONNECTIONS=8 python benchmarks/together.py     # CUDA's default instead of ours
+    CUDA_DEVICE_MAX_CONNECTIONS=8 python benchmarks/together.py     # CUDA's default instead of 32
 
-A step finds a mask, computed as runs on a GPU compute it. Times are medians over rounds, the numbers of runs taking
-turns in every round. Between two epochs a run waits for its turn with the host, as in earnest.
+Steps train a mask, as in runs on a GPU. Times are medians over rounds; the numbers of runs alternate in every round.
+Between two epochs a run waits for the GPU lock, as in real runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from step import cudnn, images, parse, steps_of
 
 
 class Run:
-    """A run's steps, and the stream they are replayed on."""
+    """The steps of a run, and the stream that replays them."""
 
     def __init__(self, options: argparse.Namespace, data: TensorData) -> None:
         self.order, self.lr = torch.arange(len(data), device="cuda"), options.lr
@@ -45,9 +45,9 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", default="1,2,4,8,12", help="numbers of runs at a time")
-    parser.add_argument("--steps", type=int, default=157, help="an epoch")
-    parser.add_argument("--epochs", type=int, default=5, help="of each run, a round")
+    parser.add_argument("--runs", default="1,2,4,8,12", help="comma-separated numbers of concurrent runs")
+    parser.add_argument("--steps", type=int, default=157, help="steps per epoch")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs per run and round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     ask_for_connections()
@@ -56,7 +56,7 @@ def main() -> None:
         parser.error("needs a CUDA device, and captured steps")
     numbers = [int(number) for number in options.runs.split(",")]
     if max(numbers) > MOST:
-        parser.error(f"at most {MOST} runs at a time")
+        parser.error(f"at most {MOST} runs together")
     with cudnn(options):
         measure(options, numbers)
 
@@ -73,15 +73,15 @@ def measure(options: argparse.Namespace, numbers: list[int]) -> None:
                 seconds = time.perf_counter() - started
             times[number].append(1000 * seconds / (options.epochs * options.steps * number))
 
-    print(f"{options.network}, batch {options.batch_size}, {options.precision}, finding masks, {device_name('cuda')}")
+    print(f"{options.network}, batch {options.batch_size}, {options.precision}, mask training, {device_name('cuda')}")
     alone = statistics.median(times[numbers[0]])
     rows = []
     for number, values in times.items():
         middle = statistics.median(values)
         rows.append({"runs": number, "ms_a_step_and_run": middle, "lowest": min(values), "highest": max(values),
                      "times_as_fast": alone / middle})  # fmt: skip
-        print(f"{number:3} at a time  {middle:.3f} ms a step and run ({min(values):.3f} to {max(values):.3f}), "
-              f"{alone / middle:.2f} × the steps a second")  # fmt: skip
+        print(f"{number:3} together  {middle:.3f} ms per step and run ({min(values):.3f} to {max(values):.3f}), "
+              f"{alone / middle:.2f} × the steps per second")  # fmt: skip
     if options.json:
         settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
         settings["connections"] = os.environ[CONNECTIONS]

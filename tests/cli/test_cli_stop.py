@@ -40,14 +40,14 @@ def test_a_run_that_is_stopped_says_what_is_kept_and_goes_on(exssnet: Forks, tmp
         return (tmp_path / FOLDER / "log.jsonl").exists()
 
     done = stopped(exssnet, tmp_path, logged, *RUN, 10**6, "--checkpoint-seconds", 10**6)
-    assert done.said == f"exssnet: stopped; of {FOLDER} nothing is kept yet: the same command starts it again\n"
+    assert done.said == f"exssnet: stopped; {FOLDER} has no checkpoint: run the same command to start again\n"
 
     def kept() -> bool:
         return (tmp_path / FOLDER / "checkpoint.safetensors").exists()
 
     done = stopped(exssnet, tmp_path, kept, *RUN, 10**6, "--checkpoint-seconds", 0)
     assert re.fullmatch(
-        rf"exssnet: stopped; {FOLDER} is kept up to its checkpoint of \d+ s ago: the same command goes on from there\n",
+        rf"exssnet: stopped; {FOLDER} has a checkpoint of \d+ s ago: run the same command to continue\n",
         done.said,
     )
 
@@ -66,8 +66,8 @@ def test_of_several_runs_that_are_stopped_it_is_said_how_many_are_finished(exssn
     assert done.returncode == 130
     assert f"run: {FOLDER}\n" in done.stdout  # the first one is told, the second one is not
     assert re.fullmatch(
-        rf"exssnet: stopped; 1 of 2 runs are finished; {second} is kept up to its checkpoint of \d+ s ago: "
-        r"the same command goes on from there\n",
+        rf"exssnet: stopped; 1 of 2 runs are finished; {second} has a checkpoint of \d+ s ago: "
+        r"run the same command to continue\n",
         done.said,
     )
     assert exssnet(*both, cwd=tmp_path).stdout.count("run: ") == 2

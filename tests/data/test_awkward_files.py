@@ -153,9 +153,9 @@ def test_no_name_cell_or_label_reaches_the_terminal_unescaped(read: Callable[[Pa
     [
         ("x" * 300, r"x{300}: cannot be read \(File name too long\)"),
         ("d/" * 3000 + "a.csv", r"a\.csv: cannot be read \(File name too long\)"),
-        ("a\0b.csv", r"a\\x00b\.csv: there is no such file or folder"),
-        ("\ud800.csv", r"\\ud800\.csv: there is no such file or folder"),
-        ("file/below.csv", r"below\.csv: there is no such file or folder"),
+        ("a\0b.csv", r"a\\x00b\.csv: no such file or folder"),
+        ("\ud800.csv", r"\\ud800\.csv: no such file or folder"),
+        ("file/below.csv", r"below\.csv: no such file or folder"),
         ("loop", r"loop: cannot be read \(Too many levels"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_path_that_cannot_be_is_one_line(name: str, message: str, tmp_path: Pa
 
 
 def test_the_home_of_nobody_is_no_place():
-    with pytest.raises(DataError, match=r"^~nobody-of-this-name/a\.csv: there is no such file or folder"):
+    with pytest.raises(DataError, match=r"^~nobody-of-this-name/a\.csv: no such file or folder"):
         read_labelled(Path("~nobody-of-this-name/a.csv"), label="y")
 
 

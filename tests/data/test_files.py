@@ -268,10 +268,10 @@ def refused(message: str, path: Path, kind: type[ExssnetError] = DataError, **op
         ("", "first line is empty"),
         ("a,b,y\n", "no rows"),
         ("y\n1\n2\n", "no column besides the label 'y'"),
-        ("a,a,y\n1,2,0\n", "column 'a' is there more than once"),
+        ("a,a,y\n1,2,0\n", "column 'a' occurs more than once"),
         ("a,b,z\n1,2,3\n", "no column 'y'; it has a, b, z"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3: 2 cells, but the header has 3 columns"),
-        ("a,b,y\n1,2,0\n1,red,1\n", "line 3, column 'b': 'red' is not a number, text is not supported yet"),
+        ("a,b,y\n1,2,0\n1,red,1\n", "line 3, column 'b': 'red' is not a number, text is not supported; encode this column"),
         ("a,b,y\n1,2,0\n1,,1\n", "line 3, column 'b': is empty"),
         ("a,b,y\n1,2,0\nnan,2,1\n", "line 3, column 'a': is nan"),
         ("a,b,y\n1,1e99,0\n1,2,1\n", "line 2, column 'b': is inf"),
@@ -290,14 +290,14 @@ def test_a_wrong_csv_is_refused_by_line_and_column(text: str, message: str, tmp_
 def test_a_csv_needs_the_name_of_its_label_and_the_width_of_the_network(tmp_path: Path):
     file = csv_file(tmp_path / "iris.csv", load_iris())
     refused("--label), one of kind, sepal length (cm)", file, InputError)
-    refused("4 columns besides the label 'kind', the network takes [9]", file, label="kind", shape=(9,))
+    refused("4 columns besides the label 'kind', the network needs [9]", file, label="kind", shape=(9,))
     refused("line 102: label 'virginica' is none of", file, label="kind", classes=["setosa", "versicolor"])
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"a": ["x", "y"], "label": [0, 1]}, "column 'a': holds string, text is not supported yet"),
+        ({"a": ["x", "y"], "label": [0, 1]}, "column 'a': holds string, text is not supported; encode this column"),
         ({"a": [1, None], "label": [0, 1]}, "row 1, column 'a': is empty"),
         ({"a": [1.0, float("nan")], "label": [0, 1]}, "row 1, column 'a': is nan"),
         ({"a": [1, 2], "label": [0, None]}, "row 1: the label is empty"),
@@ -328,11 +328,11 @@ def test_wrong_images_in_a_parquet_are_refused_by_row(write_parquet, tmp_path: P
         ({"x": np.ones((3, 2)), "y": np.array([0, 1])}, "inputs 'x' are 3, labels 'y' 2"),
         ({"x": np.ones((2, 2)), "y": np.array([0, 1.5])}, "row 1: label 1.5 is not a whole number"),
         ({"x": np.ones((2, 2)), "y": np.eye(2)}, "the labels 'y' have shape [2, 2]"),
-        ({"x": np.full((2, 2), np.nan), "y": np.array([0, 1])}, "input 0 holds NaN"),
+        ({"x": np.full((2, 2), np.nan), "y": np.array([0, 1])}, "input 0 has NaN"),
         ({"x": np.array([{}, {}]), "y": np.array([0, 1])}, "never unpickled"),
         ({"x": np.ones((2, 2), np.int16), "y": np.array([0, 1])}, "inputs are torch.int16"),
-        ({"a": np.ones((2, 2)), "b": np.ones((2, 2)), "c": np.array([0, 1])}, "which arrays are inputs and labels?"),
-        ({}, "holds no arrays"),
+        ({"a": np.ones((2, 2)), "b": np.ones((2, 2)), "c": np.array([0, 1])}, "inputs and labels are ambiguous"),
+        ({}, "has no arrays"),
     ],
 )
 def test_wrong_arrays_are_refused(arrays: dict, message: str, tmp_path: Path):
@@ -343,10 +343,10 @@ def test_wrong_arrays_are_refused(arrays: dict, message: str, tmp_path: Path):
 def test_wrong_numpy_files_are_refused(tmp_path: Path):
     np.save(tmp_path / "x.npy", np.ones((2, 5)))
     np.save(tmp_path / "y.npy", np.array([0, 1]))
-    refused("name a second .npy file that holds them (--labels)", tmp_path / "x.npy", InputError)
-    with pytest.raises(DataError, match=r"z\.npy: there is no such file"):
+    refused("give a second .npy file of labels (--labels)", tmp_path / "x.npy", InputError)
+    with pytest.raises(DataError, match=r"z\.npy: no such file"):
         read_labelled(tmp_path / "x.npy", labels=tmp_path / "z.npy")
-    refused("[2, 5], the network takes [N, 4]", tmp_path / "x.npy", labels=tmp_path / "y.npy", shape=(4,))
+    refused("[2, 5], the network needs [N, 4]", tmp_path / "x.npy", labels=tmp_path / "y.npy", shape=(4,))
     (tmp_path / "a.npz").write_bytes(b"")
     refused("not readable as a NumPy file", tmp_path / "a.npz")
     (tmp_path / "a.npz").write_bytes(b"something else")
@@ -354,7 +354,7 @@ def test_wrong_numpy_files_are_refused(tmp_path: Path):
 
 
 def test_wrong_folders_are_refused(tmp_path: Path, digits: Path):
-    refused("there is no such file", tmp_path / "nowhere")
+    refused("no such file", tmp_path / "nowhere")
     refused("unknown kind of file '.png'", next(digits.rglob("*.png")))
     refused("no sub-folders", digits / "8")
     refused("its sub-folders are the labels", digits, InputError, label="kind")
@@ -374,7 +374,7 @@ def test_wrong_images_in_a_folder_are_refused_by_name(tmp_path: Path):
     dogs.mkdir()
     (dogs / "rex.jpg").write_bytes(stream.getvalue()[:9000])
     refused("dogs/rex.jpg: the image cannot be read", cats.parent)
-    refused("rex.jpg: label 'dogs' is none of the learned classes cats, cows", cats.parent, classes=["cats", "cows"])
+    refused("rex.jpg: label 'dogs' is not one of the learned classes cats, cows", cats.parent, classes=["cats", "cows"])
     (dogs / "rex.jpg").write_text("woof")
     refused("dogs/rex.jpg: not an image", cats.parent)
     (dogs / "rex.heic").write_text("woof")

@@ -119,7 +119,7 @@ def test_an_array_that_promises_more_than_its_file_holds_is_refused(shape: tuple
         archive.write(tmp_path / "x.npy")
         archive.write(tmp_path / "y.npy")
     for file, labels in ((tmp_path / "x.npy", tmp_path / "y.npy"), (tmp_path / "a.npz", None)):
-        with pytest.raises(DataError, match=r"that would be \[.*\] of float64 in a file of"):
+        with pytest.raises(DataError, match=r"an array \[.*\] of float64 in a file of"):
             read_labelled(file, labels=labels)
 
 

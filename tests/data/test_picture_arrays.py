@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits, load_sample_images
 from exssnet import Model
 from exssnet.data.files.labelled import read_inputs, read_labelled
 from exssnet.errors import DataError
-from exssnet.store import ask
+from exssnet.store import predictions
 
 DIGITS = load_digits()
 CHINA, FLOWER = (Image.fromarray(photo) for photo in load_sample_images().images)
@@ -78,7 +78,7 @@ def test_arrays_of_another_shape_that_are_no_pictures_stay_refused(x: np.ndarray
     with pytest.raises(DataError) as caught:
         read_labelled(npz(tmp_path / "a.npz", x), shape)
     takes = ", ".join(map(str, shape))
-    assert str(caught.value).endswith(f"a.npz: the inputs have shape {list(x.shape)}, the network takes [N, {takes}]")
+    assert str(caught.value).endswith(f"a.npz: the inputs have shape {list(x.shape)}, the network needs [N, {takes}]")
 
 
 def test_a_task_of_28x28_arrays_is_learned_evaluated_and_asked_on_a_network_for_32x32_in_colour(tmp_path: Path):
@@ -90,8 +90,8 @@ def test_a_task_of_28x28_arrays_is_learned_evaluated_and_asked_on_a_network_for_
     Image.fromarray(x[0]).save(tmp_path / "x.png")
     model = Model.create(tmp_path / "model", "lenet-300-100", input=(3, 32, 32), width=0.3)
     model.learn("digits", tmp_path / "digits.npz", epochs=(6, 6))
-    assert ask.evaluate(model, tmp_path / "digits.npz", "digits").accuracy > 95
-    answers = ask.answers(model, [tmp_path / "x.npy", tmp_path / "x.png"], "digits")
+    assert predictions.evaluate(model, tmp_path / "digits.npz", "digits").accuracy > 95
+    answers = predictions.answers(model, [tmp_path / "x.npy", tmp_path / "x.png"], "digits")
     assert [answer.name for answer in answers] == [*(f"x.npy:{row}" for row in range(30)), "x.png"]
     right = [answer.label == str(label) for answer, label in zip(answers, DIGITS.target[wanted], strict=False)]
     assert np.mean(right) > 0.9

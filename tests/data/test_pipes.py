@@ -59,7 +59,7 @@ def test_a_pipe_or_a_huge_file_for_an_image_of_a_folder_is_refused(tmp_path: Pat
             (tmp_path / part / str(number)).mkdir(parents=True)
             Image.fromarray(image).save(tmp_path / part / str(number) / "1.png")
     pipe = put_pipe(tmp_path / "train/1/1.png")
-    assert loaded(tmp_path) == f"{pipe} is a FIFO: a regular file was expected; put an image there"
+    assert loaded(tmp_path) == f"{pipe} is a FIFO: a regular file was expected; replace it by an image"
     pipe.unlink()
     with pipe.open("wb") as file:
         try:

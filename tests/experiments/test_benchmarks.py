@@ -37,7 +37,7 @@ def test_methods_of_a_table_train_the_same_number_of_epochs(benchmark):
 
 
 def test_a_method_that_keeps_examples_is_refused_where_they_are_read_from_disk():
-    with pytest.raises(InputError, match="er keeps examples, and split-imagenet reads its images while it trains"):
+    with pytest.raises(InputError, match="er cannot run on split-imagenet"):
         resolve("split-imagenet", "er", 0)
 
 

@@ -85,9 +85,9 @@ def test_a_method_with_several_heads_is_compared_with_by_name_and_head(put):
     }
     for form in FORMATS:
         assert "er@masked-test" in FORMATS[form](found)
-    with pytest.raises(InputError, match="'er' was run with several heads: compare with er@masked-test or er@task"):
+    with pytest.raises(InputError, match="'er' was run with several heads: choose er@masked-test or er@task"):
         rows(folder, against="er")
-    with pytest.raises(InputError, match="no run of 'exssnet@task' is here to compare with: choose exssnet@shared"):
+    with pytest.raises(InputError, match="no run of 'exssnet@task' to compare with: choose exssnet@shared"):
         rows(folder, against="exssnet@task")
 
 
@@ -293,7 +293,7 @@ def test_a_record_without_a_key_says_which(put, key):
     with pytest.raises(RunError, match=f"{key} is missing"):
         compare.read([folder])
     file.write_text(json.dumps(record | {"average_accuracy": float("nan")}))
-    with pytest.raises(RunError, match="NaN is not a number"):
+    with pytest.raises(RunError, match="NaN is not a JSON number"):
         compare.read([folder])
 
 
@@ -304,7 +304,7 @@ def test_bad_input_is_one_line_and_exit_code_2(put, tmp_path):
         ([tmp_path / "nowhere"], "nowhere is not a folder"),
         ([tmp_path / "empty"], "empty has no finished run"),
         ([folder, tmp_path / "empty"], "empty has no finished run"),
-        ([folder, "--against", "er"], "no run of 'er' is here to compare with: choose one of exssnet"),
+        ([folder, "--against", "er"], "no run of 'er' to compare with: choose one of exssnet"),
     ]:
         done = exssnet(*arguments)
         assert (done.returncode, done.stdout) == (2, "")

@@ -115,7 +115,7 @@ def test_a_damaged_record_is_named_by_compare_and_by_the_run_that_would_read_it(
     folder.mkdir(parents=True)
     (folder / "results.json").write_bytes(CONTENT[case])
     for read in (lambda: compare.read([tmp_path]), lambda: run(short(), tmp_path)):
-        with pytest.raises(RunError, match=r"results\.json.*delete the file to make the run again") as raised:
+        with pytest.raises(RunError, match=r"results\.json.*delete the file to repeat the run") as raised:
             read()
         assert "\n" not in str(raised.value)
     assert {file.name for file in folder.iterdir()} == {"results.json"}

@@ -55,7 +55,7 @@ def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monk
             return stream, method
 
         monkeypatch.setattr(f"{module}.prepare", other)
-    with pytest.raises(RunError, match="begun with other data, versions"):
+    with pytest.raises(RunError, match="started with other data, other versions"):
         run(short(), tmp_path)
 
 

@@ -115,7 +115,7 @@ def test_a_second_process_cannot_write_the_same_run_until_the_first_is_gone(tmp_
         cwd=Path(__file__).parents[2],
     ) as writer:  # fmt: skip
         assert writer.stdout.readline() == "writing\n"
-        with pytest.raises(RunError, match="is being written by another process: wait for it to end"):
+        with pytest.raises(RunError, match="is in use by another process: wait until it ends"):
             run(short(), tmp_path)
         writer.kill()
     run(short(), tmp_path)
@@ -268,7 +268,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RunError, match=r"No space left on device\): make room there"):
+    with pytest.raises(RunError, match=r"No space left on device\): free disk space"):
         run(short(), tmp_path)
 
 
@@ -279,7 +279,7 @@ def test_a_network_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
         raise InternalTorchDynamoError("AssertionError: 2560 v.s. 40\n\nSet TORCHDYNAMO_VERBOSE=1")
 
     monkeypatch.setattr(Trainer, "learn", fail)
-    with pytest.raises(RunError, match=r"^the network cannot be compiled \(AssertionError: 2560 v\.s\. 40\): give"):
+    with pytest.raises(RunError, match=r"^the network cannot be compiled \(AssertionError: 2560 v\.s\. 40\): use"):
         run(resolve("split-digits", "exssnet", 0), tmp_path)
 
 

@@ -34,14 +34,14 @@ def test_runs_at_a_time_on_a_gpu(gpu, count, wanted, found):
 
 
 def test_too_many_runs_at_a_time_are_refused(gpu):
-    with pytest.raises(InputError, match=f"together {MOST + 1} is too many: at most {MOST}"):
+    with pytest.raises(InputError, match=f"--together {MOST + 1} is too many: give at most {MOST}"):
         how_many(str(MOST + 1), plans(2))
 
 
 def test_runs_that_read_from_disk_are_not_put_together(gpu):
     lazy = [replace(plan, benchmark="split-imagenet", source="imagenet") for plan in plans(2)]
     assert how_many("auto", lazy) == 1
-    with pytest.raises(InputError, match="together 2: split-imagenet reads its images while it trains"):
+    with pytest.raises(InputError, match="--together 2 cannot be used with split-imagenet"):
         how_many("2", lazy)
 
 

@@ -11,7 +11,7 @@ from tests.store.tamper import rewrite_card
 
 from exssnet import DataError, InputError, Model
 from exssnet.data.files.labelled import read_labelled
-from exssnet.store.ask import answers
+from exssnet.store.predictions import answers
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 
@@ -19,11 +19,11 @@ COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "café") for form in ("NFC",
 @pytest.mark.parametrize(
     ("classes", "said"),
     [
-        (["cat", "cat", "dog"], "the class 'cat' is named twice"),
-        ([COMPOSED, DECOMPOSED, "tea"], r"'caf\xe9' and 'cafe\u0301' print alike"),
-        (["cat", "", "dog"], "'' cannot be a class's name"),
-        (["cat", 1, "dog"], "1 cannot be a class's name"),
-        (["cat", "a\x1b[2J", "dog"], r"cannot be a class's name: give text that can be printed"),
+        (["cat", "cat", "dog"], "the class 'cat' is given twice"),
+        ([COMPOSED, DECOMPOSED, "tea"], r"'caf\xe9' and 'cafe\u0301' look equal"),
+        (["cat", "", "dog"], "'' cannot be the name of a class"),
+        (["cat", 1, "dog"], "1 cannot be the name of a class"),
+        (["cat", "a\x1b[2J", "dog"], r"cannot be the name of a class: give text that can be printed"),
     ],
 )
 def test_names_that_do_not_tell_classes_apart_are_refused(tmp_path: Path, classes: list, said: str):
@@ -48,7 +48,7 @@ def test_labels_that_print_alike_are_refused(tmp_path: Path, kind: str):
             pytest.skip("needs a file system that keeps names as they are written")
     with pytest.raises(DataError) as caught:
         read_labelled(place, label="y" if kind == "csv" else None)
-    assert "print alike; give one of them another name" in str(caught.value)
+    assert "look equal; rename one of them" in str(caught.value)
     assert r"'caf\xe9'" in str(caught.value)
 
 

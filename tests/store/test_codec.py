@@ -227,13 +227,13 @@ def test_a_context_that_is_needed_and_missing_is_named(missing):
     mask, other = bools(1000, 0.3, 0), {"used": "lender", "lender": "used"}[missing]
     data = encode(mask, **{missing: mask})
     for known in ({}, {other: mask}):
-        with pytest.raises(DataError, match=f"coded with the {missing}.*not given"):
+        with pytest.raises(DataError, match=f"needs the {missing}.*which is missing"):
             decode(data, 1000, **known)
 
 
 def test_another_version_is_named():
     data = encode(bools(100, 0.3, 0))
-    with pytest.raises(DataError, match="has version 2, this program reads 1"):
+    with pytest.raises(DataError, match="has version 2, this version of exssnet reads 1"):
         decode(b"\x02" + data[1:], 100)
 
 

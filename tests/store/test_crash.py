@@ -122,7 +122,7 @@ def test_a_kill_at_any_writing_operation_of_create_leaves_nothing_or_a_directory
         path = tmp_path / str(at)
         assert server.ask(path, "create", at=at)["killed"]
         if not (path / "manifest.json").exists():
-            with pytest.raises(StoreError, match="no model directory"):
+            with pytest.raises(StoreError, match="not a model directory"):
                 exssnet.Model.open(path)
             change(path, "create")
         assert whole(path) == ()
@@ -170,7 +170,7 @@ def test_a_disk_that_is_full_from_any_operation_on_loses_nothing(server, start, 
 @pytest.mark.parametrize("size", [0, 1, 200, 330, 800, 1000, 1600])
 def test_a_limit_on_file_sizes_is_told_in_a_line_and_loses_nothing(server, start, after, tmp_path, size):
     path = copied(start, tmp_path)
-    assert_refused(server.ask(path, "learn c 3", at=size, how="EFBIG"), path, "File too large; make room")
+    assert_refused(server.ask(path, "learn c 3", at=size, how="EFBIG"), path, "File too large; free disk space")
     assert whole(path) == after[""]
     change(path, "learn c 3")
     assert_nothing_left_over(path)
@@ -190,7 +190,7 @@ def test_a_really_full_disk_is_told_in_a_line_and_tasks_are_learned_when_there_i
         told = server.ask(path, "learn c 3")
         if told["error"]:
             refused += 1
-            assert_refused(told, path, "No space left on device; make room and try again")
+            assert_refused(told, path, "No space left on device; free disk space and try again")
             assert manifest(path) == manifest(start)
             assert whole(path) == after[""]
         else:
@@ -240,7 +240,7 @@ def test_a_second_writer_is_told_who_writes_and_changes_nothing(server, start, a
     pid = server.ask(path, "learn c 3", at=7, how="SIGSTOP")["stopped"]
     try:
         for what in ("learn e 5", "remove a", "rollback", "rename a z"):
-            with pytest.raises(StoreError, match=f"is being changed by process {pid}: try again") as error:
+            with pytest.raises(StoreError, match=f"is in use by process {pid}: try again") as error:
                 change(path, what)
             assert "\n" not in str(error.value)
         assert manifest(path) == manifest(start)
@@ -294,7 +294,7 @@ def test_a_model_opened_before_a_change_never_mixes_two_states(start, tmp_path, 
         change(path, what)
     listed = [task.name for task in model.tasks]
     if used == "its list of tasks" and "," in steps:  # its tensors were swept away by the second change
-        with pytest.raises(StoreError, match="has been changed since it was read: open it again"):
+        with pytest.raises(StoreError, match="has changed since it was read: open it again"):
             answers(model)
         return
     found = answers(model)

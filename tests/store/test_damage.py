@@ -132,7 +132,7 @@ def test_a_damaged_task_and_those_after_it_say_so_and_those_before_answer_as_eve
         for refused in (
             lambda m: m.learn("new", examples(9), epochs=(1, 1)), lambda m: m.plan(), lambda m: m.route(inputs),
         ):  # fmt: skip
-            with pytest.raises(StoreError, match=f"{file.name} is .*: put the file back"):
+            with pytest.raises(StoreError, match=f"{file.name} is .*: restore the file"):
                 refused(exssnet.Model.open(path, module))
         assert {each: each.read_bytes() for each in all_files(path)} == before
 
@@ -162,7 +162,7 @@ def test_the_command_line_lists_the_tasks_before_a_damaged_card(removed):
     done = subprocess.run([sys.executable, "-m", "exssnet", "tasks", removed], capture_output=True, text=True)
     assert done.returncode == 1
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["task", "a", "1"]
-    assert done.stderr.startswith("exssnet: not readable: c; ")
+    assert done.stderr.startswith("exssnet: tasks that cannot be read: c; ")
     assert f"{file.name} is damaged" in done.stderr
     assert done.stderr.count("\n") == 1
     again = subprocess.run(
@@ -183,7 +183,7 @@ def test_a_file_that_is_written_again_heals(removed):
 def test_a_lost_manifest_does_not_cost_the_tasks(removed):
     content, then = (removed / "manifest.json").read_bytes(), state(removed)
     (removed / "manifest.json").unlink()
-    with pytest.raises(StoreError, match=r"has lost its manifest.json: put that back"):
+    with pytest.raises(StoreError, match=r"no manifest.json: restore it"):
         change(removed, "create")
     (removed / "manifest.json").write_bytes(content)
     assert whole(removed) == then
@@ -209,5 +209,5 @@ def test_an_open_model_sees_that_a_file_was_put_back_and_that_a_damaged_task_was
 
 def test_a_directory_with_damaged_tensors_is_not_renamed(removed):
     damaged(removed, 1, "tensors")
-    with pytest.raises(StoreError, match="put the file back"):
+    with pytest.raises(StoreError, match="restore the file"):
         exssnet.Model.open(removed).rename("a", "z")

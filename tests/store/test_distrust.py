@@ -20,7 +20,7 @@ from exssnet.store.verify import verify
 
 def assert_refused(path: Path, why: str) -> None:
     before = {each: each.read_bytes() for each in all_files(path)}
-    refusals = {"learn new 9": why, "remove a": why, "rollback": why, "create": "is a model directory already"}
+    refusals = {"learn new 9": why, "remove a": why, "rollback": why, "create": "is already a model directory"}
     for what, refusal in refusals.items():
         with pytest.raises(StoreError, match=refusal) as error:
             change(path, what)

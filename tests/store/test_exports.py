@@ -260,12 +260,12 @@ def test_a_file_that_does_not_hold_its_task_changes_nothing(tmp_path: Path):
         assert content(tmp_path / "here") == before
 
     card = told["card"]
-    refused("does not hold the task", state | {"head.weight": state["head.weight"] + 1}, told)
-    refused("does not hold the task", {name: tensor for name, tensor in state.items() if name != "head.weight"}, told)
-    refused("does not hold the task", state, told | {"card": card | {"labels": ["x", "y"]}})
+    refused("does not have the task", state | {"head.weight": state["head.weight"] + 1}, told)
+    refused("does not have the task", {name: tensor for name, tensor in state.items() if name != "head.weight"}, told)
+    refused("does not have the task", state, told | {"card": card | {"labels": ["x", "y"]}})
     refused("has another base", state, told | {"base": {"first": "0" * 64, "structure": []}}, InputError)
     refused("has another base", state, told | {"base": {}}, InputError)
-    refused("is no card of a task|card", state, told | {"card": {}})
+    refused("is not the card of a task|card", state, told | {"card": {}})
     refused("does not say what its task was learned on", state, {**told, "card": 7})
     refused("cannot be read", state, [1])
     there.export("a", tmp_path / "a.pt", "torch")
@@ -286,7 +286,7 @@ def test_tensors_of_another_shape_are_refused_though_the_card_is_theirs(tmp_path
         card["digest"] = identity(card)
         save_file(state, tmp_path / "a")
         (tmp_path / "a.json").write_text(json.dumps(told | {"card": card}))
-        with pytest.raises(StoreError, match=f"'{name}' is not as the network has it"):
+        with pytest.raises(StoreError, match=f"'{name}' does not match the network"):
             here.import_task(tmp_path / "a")
         there.export("a", tmp_path / f"b {name}")
         (tmp_path / f"b {name}").replace(tmp_path / "a")

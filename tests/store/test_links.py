@@ -111,7 +111,7 @@ def test_a_first_task_that_fails_leaves_no_directory_and_spoils_none(tmp_path):
         model.learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1), lr=-1)
     assert not (tmp_path / "new").exists()
     learned(path, "b")  # another process was faster
-    with pytest.raises(StoreError, match="is a model directory already"):
+    with pytest.raises(StoreError, match="is already a model directory"):
         model.learn("a", (x, (x[:, 0] > 0).long()), epochs=(1, 1))
     assert [task.name for task in Model.open(path).tasks] == ["b"]
 

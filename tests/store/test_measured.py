@@ -53,7 +53,7 @@ def test_the_counts_are_those_of_the_held_out_inputs(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda file: file.unlink(), "1.npz is not there any more"),
+        (lambda file: file.unlink(), "1.npz does not exist any more"),
         (lambda file: arrays(file, 7), "1.npz has changed"),
         (lambda file: arrays(file, 7, rows=40), "1.npz has changed"),
     ],
@@ -190,7 +190,7 @@ def test_tasks_that_cannot_be_told_apart_are_unknown_and_warned_of(alike: Stored
     warning = alike.measured.warning()
     assert warning is not None
     assert "held-out inputs of '" in warning
-    assert warning.endswith("--task auto is not reliable here")
+    assert warning.endswith("--task auto is unreliable for these tasks")
     x, _ = easy(1, seed=1)
     found = alike.predict(x, task="auto")
     assert np.mean([task is None for task in found.tasks]) > 0.9

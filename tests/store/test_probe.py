@@ -269,7 +269,7 @@ def test_a_probe_of_another_kind_is_a_card_that_cannot_be_read(tmp_path: Path, n
     rewrite_card(path, "b", lambda card: card["probe"].update({name: value}))
     (problem,) = verify(Folder(path)).problems
     assert problem.tasks == ("b",)
-    assert "is no card of a task: probe" in str(problem)
+    assert "is not the card of a task: probe" in str(problem)
     assert "\n" not in str(problem)
     opened = Model.open(path)
     assert len(opened.predict(examples(0)[0], "a")) == 48
@@ -288,7 +288,7 @@ def test_answers_that_are_no_numbers_must_be_none_again(tmp_path: Path):
 
     rewrite_card(path, "a", edit)
     (problem,) = verify(Folder(path)).problems
-    assert "its answers are of another kind" in str(problem)
+    assert "its answers have another shape" in str(problem)
 
 
 # --- Changes of a directory ---------------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ def test_a_change_that_another_one_overtakes_at_any_operation_is_refused_or_was_
             seen.add("first" if committed else "second, before the first had begun")
         else:
             assert told["error"] == "StoreError", told
-            meanwhile = "was changed by another process meanwhile, and this change was not made"
-            waited = "is being changed by"  # stopped before it had the lock, for longer than it waits for one
+            meanwhile = "was changed by another process, and this change was not made"
+            waited = "is in use by"  # stopped before it had the lock, for longer than it waits for one
             assert meanwhile in told["message"] or waited in told["message"]
             assert whole(path) == alone
             seen.add("second, and the first was refused")

@@ -189,16 +189,16 @@ def of_task(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
 
 HEAD = "private.head.weight"
 TENSORS: list[tuple[Callable[[dict[str, Tensor]], object], str]] = [
-    (lambda found: found.update({HEAD: found[HEAD][:1]}), "its tensor 'head.weight' is not as the network has it"),
-    (lambda found: found.update({HEAD: found[HEAD][:, :-1]}), "its tensor 'head.weight' is not"),
-    (lambda found: found.update({HEAD: found[HEAD].double()}), "its tensor 'head.weight' is not"),
-    (lambda found: found.pop(HEAD), "its tensor 'head.weight' is not"),
-    (lambda found: found.update({"private.more": torch.zeros(2)}), "its tensor 'more' is not"),
+    (lambda found: found.update({HEAD: found[HEAD][:1]}), "its tensor 'head.weight' does not match the network"),
+    (lambda found: found.update({HEAD: found[HEAD][:, :-1]}), "its tensor 'head.weight' does not match"),
+    (lambda found: found.update({HEAD: found[HEAD].double()}), "its tensor 'head.weight' does not match"),
+    (lambda found: found.pop(HEAD), "its tensor 'head.weight' does not match"),
+    (lambda found: found.update({"private.more": torch.zeros(2)}), "its tensor 'more' does not match"),
     (lambda found: found.update(values=torch.tensor([1.0])), "for [0-9]+ weights in torch.float32"),
     (lambda found: found.update(values=torch.tensor(1.0)), "for [0-9]+ weights in torch.float32"),
     (lambda found: found.update(mask=found["mask"].float()), "a coded mask is torch.float32"),
     (lambda found: found.update(mask=found["mask"].bfloat16()), "a coded mask is torch.bfloat16"),
-    (lambda found: found.pop("mask"), "it holds no task: 'mask'"),
+    (lambda found: found.pop("mask"), "it is not a task: 'mask'"),
 ]
 
 
@@ -226,7 +226,7 @@ def test_a_base_file_with_other_tensors_is_refused(directories, tmp_path, name):
     (path / "files" / f"{digest[:32]}.safetensors").write_bytes(content)
     base = {"name": f"{digest[:32]}.safetensors", "sha256": digest, "size": len(content)}
     rewrite(path, lambda found: found.update(base_file=base))
-    with pytest.raises(StoreError, match=f"the base file's tensor '{name}' is not as the network has it"):
+    with pytest.raises(StoreError, match=f"the base file's tensor '{name}' does not match the network"):
         exssnet.Model.open(path, own_network()).predict(examples(0)[0], "a")
     (problem,) = verify(Folder(path), own_network()).problems
     assert problem.tasks == ("all tasks",)

@@ -24,13 +24,13 @@ LEFT = ("method", "settings", "head", "published")  # columns of words; the othe
 
 
 class Cell(NamedTuple):
-    """A field of a table; what is the best is bold up to its bracket."""
+    """A cell of a table; the best value is bold up to its bracket."""
 
     text: str
     best: bool = False
 
     def parts(self) -> tuple[str, str]:
-        """What is bold, and the rest."""
+        """The bold part, and the rest."""
         bold, bracket, rest = self.text.partition("(")
         return bold, bracket + rest
 
@@ -42,7 +42,7 @@ Cells = dict[str, Cell]  # by column
 
 
 def text(rows: Sequence[Row]) -> str:
-    """Blocks for people; where there is no terminal no cell is folded."""
+    """Write text tables; without a terminal no cell is wrapped."""
     terminal = rich_console().is_terminal
     console = rich_console() if terminal else rich_console(width=1000)
     room = console.width if terminal else WIDTH
@@ -62,14 +62,14 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def _alike(rows: Sequence[Row]) -> dict[str, str]:
-    """Columns that have one value in all rows: it is told once, and the table stays narrow."""
+    """Find columns with one value in all rows: it is printed once above the table."""
     heads, seeds = {row.head for row in rows}, {row.seeds for row in rows}
     found = {"head": f"{rows[0].head} head"} if len(heads) == 1 else {}
     return found | ({"seeds": f"{rows[0].seeds} seed{'s' * (seeds != {1})}"} if len(seeds) == 1 else {})
 
 
 def _table(cells: Sequence[Cells], above: Sequence[str], gap: int) -> Table:
-    """A table without the columns that are told above it; settings stand below the method's name."""
+    """Make a table without the columns printed above it; settings are below the method's name."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     names = [name for name in cells[0] if name not in (*above, "settings")]
     for name in names:
@@ -92,7 +92,7 @@ def _settings(row: Cells) -> list[str]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table per benchmark, under its name, and before them one of all where there are several."""
+    """Write a Markdown table per benchmark, after one of all benchmarks if there are several."""
     tables = [(OVERVIEW, _overview(rows)), *((title, _cells(block)) for title, block in _blocks(rows))]
     parts = []
     for title, cells in tables:
@@ -109,14 +109,14 @@ def _starred(cell: Cell) -> str:
 
 
 def _pipes(values: Iterable[str]) -> str:
-    return re.sub(" +", " ", f"| {' | '.join(values)} |")  # columns are aligned where they are read
+    return re.sub(" +", " ", f"| {' | '.join(values)} |")  # aligned when rendered
 
 
 # --- for papers and programs ---------------------------------------------------------------------------------
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """A tabular with the rules of booktabs, a part per benchmark, and before it one of all where there are several."""
+    """Write a LaTeX tabular with booktabs rules, after one of all benchmarks if there are several."""
     lines = [r"% needs \usepackage{booktabs}", *(f"% {line}" for line in textwrap.wrap(caption(rows), 118))]
     overview = _overview(rows)
     if overview:
@@ -150,11 +150,11 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 
 def _escaped(value: str) -> str:
     escaped = re.sub(r"[\\~^±–&%$#_{}]", lambda found: _LATEX.get(found[0], "\\" + found[0]), value)
-    return re.sub(r"^-(?=\d)", "$-$", escaped)  # a minus sign, no hyphen
+    return re.sub(r"^-(?=\d)", "$-$", escaped)  # a minus sign, not a hyphen
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per row, numbers as they are; an empty field where there is none."""
+    """Write CSV with full precision; a missing value is an empty field."""
     stream = io.StringIO()
     lines = [_numbers(row) for row in rows]
     writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
@@ -202,7 +202,7 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """What the columns hold."""
+    """Explain the columns."""
     parts = ["accuracy: mean ± standard deviation over seeds"]
     if any(row.published for row in rows):
         parts.append("published: Yadav and Bansal (2023)")
@@ -210,7 +210,7 @@ def caption(rows: Sequence[Row]) -> str:
     if any(row.difference for row in rows):
         parts.append(f"vs {against}: mean difference of the same seeds ± its 95 % interval")
     elif against and any(row.method != against.partition("@")[0] for row in rows):
-        parts.append(f"vs {against}: left out, it takes two common seeds and one row of {against} to compare with")
+        parts.append(f"vs {against}: left out, needs two common seeds and one row of {against}")
     return "; ".join([*parts, "MB: storage; s: seconds of a run"])
 
 
@@ -219,7 +219,7 @@ def _blocks(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _cells(rows: Sequence[Row]) -> list[Cells]:
-    """The table's text; columns in which no row has anything are left out."""
+    """Format the cells; columns without any value are left out."""
     accuracies = _accuracies(rows)
     cells = [
         {
@@ -243,7 +243,7 @@ def _cells(rows: Sequence[Row]) -> list[Cells]:
 
 
 def _overview(rows: Sequence[Row]) -> list[Cells]:
-    """Methods × benchmarks; nothing for one benchmark."""
+    """Make a table of methods × benchmarks; empty for one benchmark."""
     blocks = _blocks(rows)
     if len(blocks) < 2:
         return []
@@ -264,7 +264,7 @@ def _overview(rows: Sequence[Row]) -> list[Cells]:
 
 
 def _accuracies(rows: Sequence[Row]) -> list[str]:
-    """Accuracy and forgetting of each row, the latter as wide as the widest."""
+    """Format accuracy and forgetting of each row, padded to one width."""
     lost = [f"({NONE if row.forgetting is None else format(row.forgetting[0], 'z.2f')})" for row in rows]
     width = max(map(len, lost))
     return [f"{_with_std(row)} {forgetting:>{width}}" for row, forgetting in zip(rows, lost, strict=True)]

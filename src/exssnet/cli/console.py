@@ -1,4 +1,4 @@
-"""How a command meets the outside: text that any stream can show, errors in one line, and exit codes."""
+"""Output of commands: text that any stream can show, errors in one line, and exit codes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 REFUSED, UNWRITTEN, STOPPED = 2, 3, 130  # exit codes, documented in docs/reference/command-line.md
 TRACEBACK = "EXSSNET_TRACEBACK"
-ERRORS = "exssnet"  # the name of our way to encode what a stream cannot show
+ERRORS = "exssnet"  # the codec error handler for characters that a stream cannot show
 ASCII = {"–": "-", "—": "-", "±": "+-", "…": "...", "×": "x", "·": "*"}
 
 
 class Stopped(Exception):
-    """The user stopped a command; the message says what is kept."""
+    """The user stopped a command; the message says what was saved."""
 
 
 class OutputError(Exception):
-    """Standard output takes nothing; `kept` says what the command has stored before."""
+    """Standard output cannot be written; `saved` says what the command has stored before."""
 
-    def __init__(self, error: OSError, kept: str = "") -> None:
+    def __init__(self, error: OSError, saved: str = "") -> None:
         super().__init__(error.strerror or str(error))
-        self.error, self.kept = error, kept
+        self.error, self.saved = error, saved
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output whose failures are told apart from those of every other file."""
+    """Standard output whose errors are distinguished from those of other files."""
 
     def write(self, text: str, /) -> int:
         try:
@@ -52,25 +52,25 @@ class _Output(io.TextIOWrapper):
 
 
 def tell(message: str) -> None:
-    """One line on standard error. Where that cannot be written either, the exit code must do."""
+    """Print one line on standard error. If that fails, only the exit code remains."""
     with suppress(OSError, ValueError):
         print(f"exssnet: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
-    """One line on standard output; names of a user's own are shown, never obeyed."""
+    """Print one line on standard output; control characters in names are escaped."""
     print(printable(text))
 
 
 def print_json(value: object, indent: int | None = None) -> None:
-    """JSON on standard output: in ASCII where that cannot show all signs, and never what a terminal would obey."""
+    """Print JSON on standard output, in ASCII if the encoding is not Unicode; control characters are escaped."""
     unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     text = json.dumps(value, indent=indent, ensure_ascii=not unicode)
     print("".join(sign if sign.isprintable() or sign == "\n" else json.dumps(sign)[1:-1] for sign in text))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns under their headings, to the right where those start with `>`; nothing is wrapped or cut."""
+    """Print columns under their headings, right-aligned where a heading starts with `>`; nothing is wrapped or cut."""
     from rich.cells import cell_len
 
     right = [heading.startswith(">") for heading in headings]
@@ -85,7 +85,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def rich_console(**options: Any) -> Console:
-    """A console that shows text as it is: names of a user's own may look like markup."""
+    """Make a console that does not interpret markup in names."""
     from rich.console import Console
 
     return Console(markup=False, emoji=False, highlight=False, **options)
@@ -93,7 +93,7 @@ def rich_console(**options: Any) -> Console:
 
 @contextmanager
 def stored(what: str) -> Iterator[None]:
-    """Print what came of a change that is stored: where that cannot be written, the user must still learn of it."""
+    """Print the result of a stored change; if that fails, the error message says that it is stored."""
     try:
         yield
         sys.stdout.flush()
@@ -102,17 +102,17 @@ def stored(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def stoppable(kept: Callable[[], str]) -> Iterator[None]:
-    """Where the user stops what is done inside, say what is kept and how to go on."""
+def stoppable(saved: Callable[[], str]) -> Iterator[None]:
+    """If the user stops the block, say what was saved and how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Stopped(kept()) from error
+        raise Stopped(saved()) from error
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Run a program: what is raised on purpose, or by the system, becomes one line and an exit code."""
+    """Run a program; errors of ours and of the system become one line and an exit code."""
     _prepare_streams()
     try:
         try:
@@ -124,21 +124,21 @@ def one_line_errors() -> Iterator[None]:
     except ExssnetError as error:
         _exit(REFUSED, str(error))
     except OutputError as error:
-        if error.kept:
-            _exit(UNWRITTEN, f"{error.kept}, but the output could not be written: {error}")
-        enough = error.error.errno == EPIPE  # of whoever read it
-        _exit(UNWRITTEN, "" if enough else f"the output could not be written: {error}")
+        if error.saved:
+            _exit(UNWRITTEN, f"{error.saved}, but the output could not be written: {error}")
+        closed = error.error.errno == EPIPE  # the reader has read enough
+        _exit(UNWRITTEN, "" if closed else f"the output could not be written: {error}")
     except OSError as error:
         if os.environ.get(TRACEBACK) or (error.filename is None and error.errno != ENOSPC):
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        _exit(REFUSED, f"{place}{error.strerror} ({TRACEBACK}=1 shows where)")
+        file = f"{error.filename}: " if error.filename else ""
+        _exit(REFUSED, f"{file}{error.strerror} ({TRACEBACK}=1 prints the traceback)")
     except (MemoryError, RuntimeError) as error:
-        # PyTorch's ways to say it, on a CPU and on a GPU
+        # PyTorch's errors on a CPU and on a GPU
         full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
         if os.environ.get(TRACEBACK) or not (full or isinstance(error, MemoryError)):
             raise
-        _exit(REFUSED, f"there is not enough memory for this ({' '.join(str(error).split())})")
+        _exit(REFUSED, f"not enough memory ({' '.join(str(error).split())})")
     except (KeyboardInterrupt, Stopped) as error:
         _exit(STOPPED, "; ".join(["stopped", *map(str, error.args)]))
 
@@ -148,21 +148,21 @@ def _exit(code: int, message: str) -> NoReturn:
         tell(message)
     try:
         sys.stdout.flush()
-    except OutputError:  # let it go nowhere: it would fail again when the interpreter ends
+    except OutputError:  # discard it: it would fail again when the interpreter ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams usable where they are closed, or cannot show every sign."""
+    """Make the standard streams usable if they are closed or cannot show every character."""
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # closed: else the next file that is opened would get what is printed
+        except OSError:  # closed: otherwise the next file opened would receive the output
             os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # gets the lowest number that is free
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    if sys.stdout is None:  # written to, it fails: it is open for reading
+    if sys.stdout is None:  # open for reading only, so writing fails
         sys.stdout = _Output(os.fdopen(1, "wb", closefd=False), encoding="utf-8", errors=ERRORS)
     elif isinstance(sys.stdout, io.TextIOWrapper) and not isinstance(sys.stdout, _Output):
         encoding, by_line = sys.stdout.encoding, sys.stdout.line_buffering
@@ -170,7 +170,7 @@ def _prepare_streams() -> None:
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """Signs that a stream cannot show, in ASCII."""
+    """Write characters that a stream cannot show in ASCII."""
     assert isinstance(error, UnicodeEncodeError)
     signs = error.object[error.start : error.end]
     return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end

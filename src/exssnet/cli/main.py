@@ -1,4 +1,4 @@
-"""The command line: verbs that parse, call and print. torch is imported only by the verbs that need it."""
+"""The command line: commands parse, call and print. torch is imported only by commands that need it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """Passes on that the user has stopped a command: typer itself would say nothing."""
+    """Passes on Ctrl-C, about which typer would print nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,7 +32,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="exssnet",
     cls=Commands,
-    help="Continual learning without forgetting: one network, one mask of bits per task.",
+    help="Continual learning without forgetting: one network, one binary mask per task.",
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,7 +40,7 @@ app = typer.Typer(
 
 
 class Listing(StrEnum):
-    """What `exssnet list` can list."""
+    """Argument of `exssnet list`."""
 
     METHODS = "methods"
     BENCHMARKS = "benchmarks"
@@ -48,7 +48,7 @@ class Listing(StrEnum):
 
 
 class Format(StrEnum):
-    """How `exssnet compare` writes its tables."""
+    """Output format of `exssnet compare`."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -57,18 +57,18 @@ class Format(StrEnum):
 
 
 class Order(StrEnum):
-    """How `exssnet compare` sorts methods."""
+    """Order of methods in `exssnet compare`."""
 
     ACCURACY = "accuracy"
     NAME = "name"
 
 
-# typer has brought a click of its own since 0.20: the class is where its own errors come from
+# typer bundles its own click since 0.20: this is the base class of its usage errors
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
-    """Run a command; what we raise on purpose becomes one line and an exit code."""
+    """Run a command; errors become one line and an exit code."""
     with one_line_errors():
         try:
             code = app(prog_name="exssnet", standalone_mode=False)
@@ -79,9 +79,9 @@ def main() -> None:
 
 
 def _as_input_error(error: Any) -> InputError:
-    """What was typed wrong, in one line."""
+    """Describe a usage error in one line."""
     what = " ".join(error.format_message().split())
-    return InputError(f"{what.rstrip('.')} (`{error.ctx.command_path} --help` shows what there is)")
+    return InputError(f"{what.rstrip('.')} (see `{error.ctx.command_path} --help`)")
 
 
 def _version(wanted: bool) -> None:
@@ -93,17 +93,19 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """Continual learning without forgetting: one network, one mask of bits per task."""
+    """Continual learning without forgetting: one network, one binary mask per task."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(REFUSED)
 
 
 @app.command("list")
-def list_(what: Annotated[Listing, typer.Argument(help="What to list.")]) -> None:
-    """List the methods, benchmarks or models by name."""
+def list_(what: Annotated[Listing, typer.Argument(help="Kind of names.")]) -> None:
+    """List methods, benchmarks or models."""
     from exssnet.cli import run_display as terminal
 
     terminal.print_names(_descriptions(what))
@@ -128,103 +130,127 @@ RUN, STREAM, METHOD, KKT, NETWORK = "Run", "Stream", "Method", "Transfer (KKT)",
 
 @app.command()
 def run(
-    benchmark: Annotated[str, typer.Argument(help="Its name; `exssnet list benchmarks` shows all.")] = "",
+    benchmark: Annotated[str, typer.Argument(help="Name of the benchmark, see `exssnet list benchmarks`.")] = "",
     method: Annotated[
         str | None,
-        typer.Option(help="One, several with commas, or all; x+kkt is x with --kkt.", show_default="exssnet"),
+        typer.Option(help="Method, comma-separated methods, or all; x+kkt means x with --kkt.", show_default="exssnet"),
     ] = None,
-    kkt: Annotated[bool, typer.Option("--kkt", help="Start each task from an earlier one's mask.")] = False,
-    seeds: Annotated[str | None, typer.Option(help="One or several, with commas.", show_default="0")] = None,
+    kkt: Annotated[bool, typer.Option("--kkt", help="Start each task from the mask of an earlier task.")] = False,
+    seeds: Annotated[str | None, typer.Option(help="Comma-separated seeds.", show_default="0")] = None,
     # the stream
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.", rich_help_panel=STREAM)] = None,
     class_order: Annotated[
-        str | None, typer.Option(help="seed, natural, or classes such as 3,1,0,2.", rich_help_panel=STREAM)
+        str | None,
+        typer.Option(help="Order of classes: seed, natural, or a list such as 3,1,0,2.", rich_help_panel=STREAM),
     ] = None,
     class_order_seed: Annotated[
-        int | None, typer.Option(help="Seed of the class order; the run's if not given.", rich_help_panel=STREAM)
+        int | None, typer.Option(help="Seed of the class order.", show_default="the run's seed", rich_help_panel=STREAM)
     ] = None,
     validation: Annotated[
-        float | None, typer.Option(help="Share of the training data held out.", rich_help_panel=STREAM)
+        float | None, typer.Option(help="Fraction of the training data held out.", rich_help_panel=STREAM)
     ] = None,
     samples_per_class: Annotated[
-        int | None, typer.Option(help="Miniature: so many training images a class.", rich_help_panel=STREAM)
+        int | None, typer.Option(help="Number of training images per class, for a miniature.", rich_help_panel=STREAM)
     ] = None,
-    images: Annotated[str | None, typer.Option(help="Image folder for split-imagenet.", rich_help_panel=STREAM)] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Folder of images for split-imagenet.", rich_help_panel=STREAM)
+    ] = None,
     # the network
-    network: Annotated[str | None, typer.Option(help="Model by name.", rich_help_panel=NETWORK)] = None,
-    width: Annotated[float | None, typer.Option(help="Its width.", rich_help_panel=NETWORK)] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Network, see `exssnet list models`.", rich_help_panel=NETWORK)
+    ] = None,
+    width: Annotated[float | None, typer.Option(help="Width of the network.", rich_help_panel=NETWORK)] = None,
     head: Annotated[
         str | None,
         typer.Option(
-            help="shared, task or masked-test; several with commas.",
-            show_default="the method's usual",
+            help="Output layer: shared, task or masked-test; comma-separated for several.",
+            show_default="the method's",
             rich_help_panel=NETWORK,
         ),
     ] = None,
     # the method
     density: Annotated[
-        float | None, typer.Option(help="Share of weights a mask keeps.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="Fraction of weights in a mask.", rich_help_panel=METHOD)
     ] = None,
-    mask_epochs: Annotated[int | None, typer.Option(help="Epochs of mask learning.", rich_help_panel=METHOD)] = None,
+    mask_epochs: Annotated[
+        int | None, typer.Option(help="Number of epochs of mask training.", rich_help_panel=METHOD)
+    ] = None,
     weight_epochs: Annotated[
-        int | None, typer.Option(help="Epochs of weight learning.", rich_help_panel=METHOD)
+        int | None, typer.Option(help="Number of epochs of weight training.", rich_help_panel=METHOD)
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs per task, all phases together.", rich_help_panel=METHOD)
+        int | None, typer.Option(help="Number of epochs per task, all phases together.", rich_help_panel=METHOD)
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate, of the masks or the dense weights.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="Learning rate of masks, or of dense weights.", rich_help_panel=METHOD)
     ] = None,
     weight_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the weights.", rich_help_panel=METHOD)
+        float | None, typer.Option(help="Learning rate of weight training.", rich_help_panel=METHOD)
     ] = None,
     buffer: Annotated[
         float | None,
-        typer.Option(help="Examples a replay method keeps: a number, or a share below 1.", rich_help_panel=METHOD),
+        typer.Option(
+            help="Examples stored by a replay method: a number, or a fraction below 1.", rich_help_panel=METHOD
+        ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step.", rich_help_panel=METHOD)] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.", rich_help_panel=METHOD)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Number of images per step.", rich_help_panel=METHOD)] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Optimizer: adam, adamw or sgd.", rich_help_panel=METHOD)
+    ] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="The recipe's, or 0; with adamw 0.01.", rich_help_panel=METHOD)
+        float | None,
+        typer.Option(help="Weight decay.", show_default="the recipe's, or 0; 0.01 with adamw", rich_help_panel=METHOD),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Rate over a phase: cosine, constant or published.", rich_help_panel=METHOD)
+        str | None,
+        typer.Option(
+            help="Schedule of the learning rate in a phase: cosine, constant or published.", rich_help_panel=METHOD
+        ),
     ] = None,
     select: Annotated[
-        str | None, typer.Option(help="Keep the last epoch, or the best on --validation.", rich_help_panel=METHOD)
+        str | None, typer.Option(help="Epoch to use: last, or best on the --validation part.", rich_help_panel=METHOD)
     ] = None,
     evaluate: Annotated[
         str | None,
         typer.Option(
-            help="After each task all so far (all), or the new one and all at the end (ends).", rich_help_panel=METHOD
+            help="Tasks to evaluate after each task: all so far, or the new one and all at the end (ends).",
+            rich_help_panel=METHOD,
         ),
     ] = None,
-    kkt_start: Annotated[str | None, typer.Option(help="What is lent: bits or scores.", rich_help_panel=KKT)] = None,
-    kkt_samples: Annotated[int | None, typer.Option(help="Images in the test.", rich_help_panel=KKT)] = None,
-    kkt_neighbours: Annotated[int | None, typer.Option(help="Neighbours that vote.", rich_help_panel=KKT)] = None,
+    kkt_start: Annotated[
+        str | None, typer.Option(help="What the earlier task lends: bits or scores.", rich_help_panel=KKT)
+    ] = None,
+    kkt_samples: Annotated[
+        int | None, typer.Option(help="Number of images in the KKT test.", rich_help_panel=KKT)
+    ] = None,
+    kkt_neighbours: Annotated[
+        int | None, typer.Option(help="Number of neighbours in the KKT test.", rich_help_panel=KKT)
+    ] = None,
     more: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other setting of the method, name=value.", rich_help_panel=METHOD),
+        typer.Option("--set", help="Another setting of the method, as name=value.", rich_help_panel=METHOD),
     ] = None,
     plugin: Annotated[
-        list[Path] | None, typer.Option(help="A Python file with a method of your own.", rich_help_panel=METHOD)
+        list[Path] | None, typer.Option(help="Python file with your own method.", rich_help_panel=METHOD)
     ] = None,
     # the run
-    config: Annotated[Path | None, typer.Option(help="Repeat the run of a config.yaml.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16; auto: bf16 on a GPU.")] = None,
-    compile: Annotated[str | None, typer.Option(help="on or off; auto: on on a GPU.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; 0: PyTorch's choice.")] = None,
-    together: Annotated[str, typer.Option(help="Runs at once on one GPU: a number, or auto.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    checkpoint_seconds: Annotated[float, typer.Option(help="At least so long between checkpoints.")] = 30.0,
+    config: Annotated[Path | None, typer.Option(help="config.yaml of a run to repeat.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Number type: fp32, bf16, or auto (bf16 on a GPU).")] = None,
+    compile: Annotated[
+        str | None, typer.Option(help="Compilation of the training step: on, off, or auto (on with a GPU).")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads; 0 lets PyTorch choose.")] = None,
+    together: Annotated[str, typer.Option(help="Number of runs at once on one GPU, or auto.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs"),
+    checkpoint_seconds: Annotated[float, typer.Option(help="Minimum seconds between checkpoints.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
-    """Learn a benchmark's stream of tasks. Finished runs are read, interrupted ones resumed."""
+    """Run methods on a benchmark. Finished runs are read, interrupted runs are resumed."""
     changes = {name: value for name, value in locals().items() if name not in _NOT_CHANGES}
     from exssnet.cli import progress as terminal_progress
     from exssnet.cli import run_display as terminal
-    from exssnet.experiments.run_folder import kept
+    from exssnet.experiments.run_folder import describe_stopped
     from exssnet.experiments.together import how_many, refuse_early, run_all
     from exssnet.methods import plug_in
 
@@ -241,7 +267,10 @@ def run(
 
     records = []
     for batch in [[plan] for plan in plans] if at_once == 1 else [plans]:
-        with stoppable(lambda: kept(plans, out)), terminal_progress.of_runs(batch, quiet=as_json) as listeners:
+        with (
+            stoppable(lambda: describe_stopped(plans, out)),
+            terminal_progress.of_runs(batch, quiet=as_json) as listeners,
+        ):
             finished = run_all(batch, out, listeners, checkpoint_seconds, at_once)
         if not as_json:
             with stored(f"the record is in {out / batch[-1].folder}"):
@@ -271,22 +300,22 @@ _NOT_CHANGES = {
 
 
 def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
-    """The run of a config.yaml, as it was."""
+    """Plan the run of a config.yaml."""
     from exssnet.experiments.config import RunConfig
 
     if any(other is not None and other is not False and other != "" for other in others):  # 0 is a setting
-        raise InputError("--config repeats a run as it was: give no benchmark and no other settings with it")
+        raise InputError("--config repeats a run: remove the benchmark and all other settings")
     return [RunConfig.read(config)]
 
 
 def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[str, Any]) -> list[RunConfig]:
-    """The runs asked for; all of them are resolved before the first one starts."""
+    """Plan the runs; all of them are resolved before the first one starts."""
     from exssnet.experiments.config import resolve_all
     from exssnet.methods import methods as known
     from exssnet.methods import transfers
 
     if not benchmark:
-        raise InputError("no benchmark named: `exssnet list benchmarks` shows them")
+        raise InputError("no benchmark given: `exssnet list benchmarks` lists them")
     names = []
     for name in (part.strip() for part in methods.split(",")):
         some = [name] if name != "all" else [one for one in known() if not kkt or transfers(one)]
@@ -294,19 +323,19 @@ def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
-        raise InputError(f"seeds are '{seeds}': give whole numbers with commas, for example 0,1,2") from None
+        raise InputError(f"--seeds is '{seeds}': give comma-separated whole numbers, for example 0,1,2") from None
     heads = [head.strip() for head in changes.pop("head").split(",")] if changes.get("head") else []
     for what, given in (("method", names), ("seed", [str(number) for number in numbers]), ("head", heads)):
         twice = [value for value in given if value and given.count(value) > 1]
         if twice:
-            raise InputError(f"{what} {twice[0]} is named twice: name each once")
+            raise InputError(f"{what} {twice[0]} is given twice: give each once")
     if not heads:
         return resolve_all(benchmark, names, numbers, **changes)
     plans = {p.folder: p for head in heads for p in resolve_all(benchmark, names, numbers, **changes, head=head)}
     fitting = {plan.method for plan in plans.values() if plan.head in heads}
     other = sorted({f"{plan.method} ({plan.head})" for plan in plans.values() if plan.method not in fitting})
     if other:
-        tell(f"without head {' or '.join(heads)}: {', '.join(other)}")
+        tell(f"these methods do not have head {' or '.join(heads)} and use their own: {', '.join(other)}")
     return [plan for plan in plans.values() if plan.head in heads or plan.method not in fitting]
 
 
@@ -322,15 +351,15 @@ def _pairs(settings: list[str]) -> dict[str, Any]:
 @app.command()
 def compare(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Folders; all runs below them are read.", show_default="runs")
+        list[Path] | None, typer.Argument(help="Folders with runs, or records.jsonl.gz files.", show_default="runs")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="The others are compared with this method, seed by seed.", show_default="exssnet")
+        str | None, typer.Option(help="Method, or method@head, to compare the others with.", show_default="exssnet")
     ] = None,
     sort: Annotated[Order, typer.Option(help="Order of the methods.")] = Order.ACCURACY,
-    format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option(help="Format of the tables.")] = Format.TEXT,
 ) -> None:
-    """Compare methods: mean ± std over seeds, differences, published numbers; a table per benchmark."""
+    """Compare runs: mean ± std over seeds, differences and published numbers, in a table per benchmark."""
     from exssnet.cli.compare_tables import FORMATS
     from exssnet.experiments import compare as comparison
 

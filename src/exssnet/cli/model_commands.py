@@ -1,4 +1,4 @@
-"""The verbs for a model directory: parse, call, print."""
+"""Commands for model directories: parse, call, print."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Where = Annotated[Path, typer.Argument(metavar="MODEL", help="The model directory.")]
-Task = Annotated[str, typer.Option("--task", help="The task's name.")]
-Own = Annotated[
-    str | None, typer.Option("--network", help="package.module:factory, where the network is one of your own.")
-]
+Where = Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")]
+Task = Annotated[str, typer.Option("--task", help="Name of the task.")]
+Own = Annotated[str | None, typer.Option("--network", help="Factory of your own network, as package.module:function.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...", show_default="cpu")]
-Label = Annotated[str | None, typer.Option(help="The column with the labels, of a .csv or .parquet.")]
-Labels = Annotated[Path | None, typer.Option(help="The labels of a .npy, in a second one.")]
-MODEL = "A new model"
+Device = Annotated[str | None, typer.Option(help="Device: cpu, cuda or cuda:N.", show_default="cpu")]
+Label = Annotated[str | None, typer.Option(help="Column of labels in a .csv or .parquet file.")]
+Labels = Annotated[Path | None, typer.Option(help="Second .npy file with the labels of a .npy file.")]
+MODEL = "New models only"
 PANEL = "Model directories"
 
 
 class Export(StrEnum):
-    """What `exssnet export` can write."""
+    """Output format of `exssnet export`."""
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
@@ -43,23 +41,23 @@ class Export(StrEnum):
 
 
 class Rule(StrEnum):
-    """How a task is found for inputs that do not say theirs."""
+    """Rule that finds the task of an input."""
 
     CONFIDENT = "confident"
     ONE_SHOT = "one-shot"
     BINARY = "binary"
 
 
-FoundBy = Annotated[Rule, typer.Option(help="With --task auto: how the task is found.")]
+FoundBy = Annotated[Rule, typer.Option(help="Rule that finds the task, with --task auto.")]
 Threshold = Annotated[
     float | None,
     typer.Option(
-        help="With --task auto: the least probability of a task, or else it is unknown.", show_default="measured"
+        help="Lowest probability of a task, below which it is unknown, with --task auto.", show_default="measured"
     ),
 ]
 NOT_MEASURED = (
-    "how well tasks are told apart was not measured in this model, so --task auto always answers; "
-    "that is measured when a task is learned"
+    "routing was not measured in this model, so --task auto never answers unknown; "
+    "`exssnet learn` measures it for each new task"
 )
 
 
@@ -67,49 +65,59 @@ NOT_MEASURED = (
 def learn(
     path: Where,
     task: Task,
-    data: Annotated[Path, typer.Option(help="A folder with a sub-folder per class; .parquet, .npz, .npy or .csv.")],
+    data: Annotated[
+        Path, typer.Option(help="Folder with a sub-folder per class, or a .parquet, .npz, .npy or .csv file.")
+    ],
     label: Label = None,
     labels: Labels = None,
     epochs: Annotated[
         int | None,
-        typer.Option(help="Number of epochs, half of them for the mask.", show_default="30, more for small tables"),
+        typer.Option(help="Number of epochs, half of them mask training.", show_default="30, more for small tables"),
     ] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate of the mask.")] = 0.01,
-    weight_lr: Annotated[float, typer.Option(help="Learning rate of the weights.")] = 0.003,
+    lr: Annotated[float, typer.Option(help="Learning rate of mask training.")] = 0.01,
+    weight_lr: Annotated[float, typer.Option(help="Learning rate of weight training.")] = 0.003,
     batch_size: Annotated[
-        int | None, typer.Option(help="Examples per step.", show_default="64, fewer for few examples")
+        int | None, typer.Option(help="Number of examples per step.", show_default="64, fewer for few examples")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd.")] = "adam",
-    weight_decay: Annotated[float | None, typer.Option(help="The optimizer's decay.", show_default="its own")] = None,
-    held_out: Annotated[float, typer.Option(help="Share that is kept to measure the accuracy.")] = 0.1,
+    optimizer: Annotated[str, typer.Option(help="Optimizer: adam, adamw or sgd.")] = "adam",
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.", show_default="the optimizer's")] = None,
+    held_out: Annotated[float, typer.Option(help="Fraction of examples held out to measure the accuracy.")] = 0.1,
     density: Annotated[
-        float | None, typer.Option(help="Share of weights the mask keeps.", show_default="the model's, 0.1")
+        float | None, typer.Option(help="Fraction of weights in the mask.", show_default="the model's, or 0.1")
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option(help="A name of `exssnet list models`, or package.module:factory.", rich_help_panel=MODEL),
+        typer.Option(help="Network, see `exssnet list models`, or package.module:function.", rich_help_panel=MODEL),
     ] = None,
-    width: Annotated[float | None, typer.Option(help="The network's width.", rich_help_panel=MODEL)] = None,
-    shape: Annotated[str | None, typer.Option("--input", help="What it takes: 3,32,32.", rich_help_panel=MODEL)] = None,
+    width: Annotated[float | None, typer.Option(help="Width of the network.", rich_help_panel=MODEL)] = None,
+    shape: Annotated[
+        str | None, typer.Option("--input", help="Shape of an input, such as 3,32,32.", rich_help_panel=MODEL)
+    ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="exssnet or supsup, with +kkt or not.", show_default="exssnet+kkt", rich_help_panel=MODEL),
+        typer.Option(
+            help="Method: exssnet, supsup, exssnet+kkt or supsup+kkt.",
+            show_default="exssnet+kkt",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the first weights.", show_default="0", rich_help_panel=MODEL)
+        int | None, typer.Option(help="Seed of the initial weights.", show_default="0", rich_help_panel=MODEL)
     ] = None,
     init: Annotated[
         str | None,
-        typer.Option(help="keep or hashed: a module's own weights, or of the seed.", rich_help_panel=MODEL),
+        typer.Option(help="Initial weights: keep (the module's own) or hashed (from the seed).", rich_help_panel=MODEL),
     ] = None,
     private: Annotated[
         str | None,
-        typer.Option(help="norm, bias or parameters that each task has its own of.", rich_help_panel=MODEL),
+        typer.Option(
+            help="Parameters private to each task: norm, bias or names, comma-separated.", rich_help_panel=MODEL
+        ),
     ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a task from your own files; the first one makes the directory."""
+    """Learn a task from your files; the first task creates the directory."""
     from exssnet.cli import model_display as terminal_model
     from exssnet.cli import progress as terminal_progress
     from exssnet.data.files.labelled import read_labelled
@@ -119,7 +127,7 @@ def learn(
     from exssnet.store.routes.measured import Measured
     from exssnet.store.stored_model import StoredModel, check_name
 
-    with stoppable(lambda: _kept(path, task)):
+    with stoppable(lambda: _describe_stopped(path, task)):
         check_name(task)
         if method is not None:
             check_method(method)
@@ -127,16 +135,16 @@ def learn(
             raise InputError(f"epochs is {epochs}: give at least 1")
         module = imported(network)
         own = None if private is None else private.split(",")
-        given = _asked(width=width, method=method, seed=seed, init=init, private=own)
+        given = _given(width=width, method=method, seed=seed, init=init, private=own)
         source: Path | Labelled = data
         if Folder(path).exists():
             model = StoredModel.open(path, module, device)
             base = model.base.json() | {"network": network if module is not None else model.base.network}
             wanted = numbers(shape)
-            asked = given | _asked(input=wanted and list(wanted), network=network)
-            if set(asked.get("private", ())) == set(base["private"]):  # in whatever order
-                asked["private"] = base["private"]
-            other = [name for name, value in asked.items() if base[name] != value]
+            options = given | _given(input=wanted and list(wanted), network=network)
+            if set(options.get("private", ())) == set(base["private"]):  # in any order
+                options["private"] = base["private"]
+            other = [name for name, value in options.items() if base[name] != value]
             if other:
                 now = ", ".join(f"{name} {base[name]}" for name in other)
                 raise InputError(f"--{', --'.join(other)} can only be set when a model is created: {path} has {now}")
@@ -161,29 +169,27 @@ def learn(
                 tell(warning)
 
 
-def _asked(**options: Any) -> dict[str, Any]:
-    """Those that were given."""
+def _given(**options: Any) -> dict[str, Any]:
+    """Options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _kept(path: Path, task: str) -> str:
-    """What became of a task whose learning was stopped, and how to go on."""
+def _describe_stopped(path: Path, task: str) -> str:
+    """Say whether a stopped task was stored, and how to continue."""
     from exssnet.store.directory import Folder
 
     if not Folder(path).exists():
-        return f"nothing was written to {path}: the same command begins again"
+        return f"nothing was written to {path}: run the same command to start again"
     if any(entry.name == task for entry in Folder(path).manifest().tasks):
-        return f"{path} has task '{task}'"
-    return f"{path} is as it was, without '{task}': the same command begins again"
+        return f"task '{task}' is stored in {path}"
+    return f"{path} is unchanged, without '{task}': run the same command to start again"
 
 
 def _open(path: Path, network: str | None = None, device: str | None = None) -> StoredModel:
     from exssnet.store.stored_model import StoredModel
 
     if network is not None and ":" not in network:
-        raise InputError(
-            f"network is '{network}': give package.module:factory; built-in networks are known by the model"
-        )
+        raise InputError(f"--network is '{network}': give package.module:function, or remove it for a built-in network")
     return StoredModel.open(path, imported(network), device)
 
 
@@ -196,13 +202,13 @@ def tasks(path: Where, as_json: AsJson = False) -> None:
     terminal_model.print_tasks(model, as_json)
     if model.damage is not None:
         lost = ", ".join(model.damage.tasks)
-        tell(f"not readable: {lost}; {model.damage.reason}")
+        tell(f"tasks that cannot be read: {lost}; {model.damage.reason}")
         raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=PANEL)
-def show(path: Where, task: Annotated[str | None, typer.Option("--task", help="One task.")] = None) -> None:
-    """Print all that is known of the model, or of one task, as JSON."""
+def show(path: Where, task: Annotated[str | None, typer.Option("--task", help="Name of the task.")] = None) -> None:
+    """Print everything stored about the model, or about one task, as JSON."""
     model = _open(path)
     found: dict[str, Any] = dict(model.task(task).card) if task else model.summary()
     print_json(found, indent=1)
@@ -211,25 +217,25 @@ def show(path: Where, task: Annotated[str | None, typer.Option("--task", help="O
 @app.command(rich_help_panel=PANEL)
 def predict(
     path: Where,
-    inputs: Annotated[list[Path], typer.Argument(help="Images, or a .npy, .npz, .csv or .parquet.")],
-    task: Annotated[str, typer.Option("--task", help="Its name, or auto.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Images, or a .npy, .npz, .csv or .parquet file.")],
+    task: Annotated[str, typer.Option("--task", help="Name of the task, or auto.")],
     rule: FoundBy = Rule.CONFIDENT,
     threshold: Threshold = None,
     network: Own = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what inputs are, with probabilities; --task auto finds the task too, or says that it is unknown."""
+    """Predict the labels of inputs, with probabilities; --task auto also finds the task of each input."""
     from exssnet.cli import model_display as terminal_model
-    from exssnet.store import ask
+    from exssnet.store import predictions
 
     model = _open(path, network, device)
     if task != AUTO:
         if threshold is not None:
-            raise InputError(f"--threshold is for --task auto, but the task is '{task}'")
-        terminal_model.print_answers(ask.answers(model, inputs, task), as_json)
+            raise InputError(f"--threshold needs --task auto, but the task is '{task}': remove one of them")
+        terminal_model.print_answers(predictions.answers(model, inputs, task), as_json)
         return
-    found = ask.routed_answers(model, inputs, rule, threshold)
+    found = predictions.routed_answers(model, inputs, rule, threshold)
     terminal_model.print_routed(found, as_json)
     if found[0].routing is None and rule is Rule.CONFIDENT and len(model.manifest.tasks) > 1:
         tell(NOT_MEASURED)
@@ -238,9 +244,9 @@ def predict(
 @app.command(rich_help_panel=PANEL)
 def evaluate(
     path: Where,
-    task: Annotated[str, typer.Option("--task", help="Its name, or auto.")],
+    task: Annotated[str, typer.Option("--task", help="Name of the task, or auto.")],
     data: Annotated[
-        list[str], typer.Option(help="Labelled files as for learn; with --task auto TASK=FILES, repeated.")
+        list[str], typer.Option(help="Labelled files, as for learn; with --task auto TASK=FILES, once per task.")
     ],
     label: Label = None,
     labels: Labels = None,
@@ -250,17 +256,17 @@ def evaluate(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a task on labelled files; --task auto measures how well tasks are told apart as well."""
+    """Measure the accuracy on labelled files; --task auto also measures routing."""
     from exssnet.cli import model_display as terminal_model
-    from exssnet.store import ask
+    from exssnet.store import predictions
 
     model = _open(path, network, device)
     if task == AUTO:
         if labels is not None:
-            raise InputError("--labels belongs to one task: with --task auto give .npz files")
-        found = ask.evaluate_routed(model, pairs(data), rule, label, threshold)
+            raise InputError("--labels cannot be used with --task auto: give .npz files")
+        found = predictions.evaluate_routed(model, pairs(data), rule, label, threshold)
     elif len(data) == 1:
-        found = [ask.evaluate(model, Path(data[0]), task, label, labels)]
+        found = [predictions.evaluate(model, Path(data[0]), task, label, labels)]
     else:
         raise InputError("give --data once, or --task auto with --data TASK=FILES for every task")
     terminal_model.print_accuracies(found, as_json)
@@ -268,7 +274,7 @@ def evaluate(
 
 @app.command(rich_help_panel=PANEL)
 def verify(path: Where, network: Own = None, as_json: AsJson = False) -> None:
-    """Check every byte of every file, and every task against the digest it was learned with."""
+    """Check the digests of all files, and of every task as it was learned."""
     from exssnet.cli import model_display as terminal_model
     from exssnet.store.directory import Folder
     from exssnet.store.verify import verify as check
@@ -282,20 +288,20 @@ def verify(path: Where, network: Own = None, as_json: AsJson = False) -> None:
 @app.command(rich_help_panel=PANEL)
 def plan(
     path: Where,
-    tasks: Annotated[int, typer.Option(help="So many more.")] = 10,
-    density: Annotated[float | None, typer.Option(help="Of their masks.", show_default="the model's")] = None,
+    tasks: Annotated[int, typer.Option(help="Number of further tasks.")] = 10,
+    density: Annotated[float | None, typer.Option(help="Density of their masks.", show_default="the model's")] = None,
     network: Own = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is free, and what more tasks will leave and cost."""
+    """Print the free weights, and the cost of further tasks."""
     from exssnet.cli import model_display as terminal_model
 
     terminal_model.print_plan(_open(path, network).plan(tasks, density), as_json)
 
 
 @app.command(rich_help_panel=PANEL)
-def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help="The new name.")]) -> None:
-    """Give a task another name."""
+def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help="New name.")]) -> None:
+    """Rename a task."""
     _open(path).rename(task, to)
     with stored(f"'{task}' is now '{to}'"):
         say(f"{task} is now {to}")
@@ -303,7 +309,7 @@ def rename(path: Where, task: Task, to: Annotated[str, typer.Option("--to", help
 
 @app.command(rich_help_panel=PANEL)
 def remove(path: Where, task: Task, network: Own = None) -> None:
-    """Take a task out; weights that no other task reads become free, what others read stays as it is."""
+    """Remove a task and free the weights that no other task uses."""
     from exssnet.cli import model_display as terminal_model
 
     removed = _open(path, network).remove(task)
@@ -315,7 +321,7 @@ def remove(path: Where, task: Task, network: Own = None) -> None:
 def rollback(path: Where) -> None:
     """Undo the last change."""
     undone = _open(path).rollback()
-    with stored(f"undone is {undone}"):
+    with stored(f"undone: {undone}"):
         say(f"undone: {undone}")
 
 
@@ -323,16 +329,16 @@ def rollback(path: Where) -> None:
 def export(
     path: Where,
     task: Task,
-    out: Annotated[Path, typer.Option(help="The file, or the directory, to write.")],
+    out: Annotated[Path, typer.Option(help="File or directory to write.")],
     format: Annotated[
         Export,
         typer.Option(
-            help="A state_dict (safetensors, torch), a program that takes raw inputs (onnx, pt2), a directory."
+            help="Format: a state_dict (safetensors, torch), a program for raw inputs (onnx, pt2), or a directory."
         ),
     ] = Export.SAFETENSORS,
     network: Own = None,
 ) -> None:
-    """Write one task on its own."""
+    """Export one task."""
     _open(path, network).export(task, out, format)
     state = format in (Export.SAFETENSORS, Export.TORCH)
     with stored(f"{out} is written"):
@@ -343,17 +349,17 @@ def export(
 def import_(
     path: Where,
     source: Annotated[
-        Path, typer.Option("--from", help="A model directory with the same base, or a task exported as safetensors.")
+        Path, typer.Option("--from", help="Model directory with the same base, or a task exported as safetensors.")
     ],
-    task: Annotated[str | None, typer.Option("--task", help="The task's name, of a directory.")] = None,
-    name: Annotated[str | None, typer.Option("--as", help="Its name here.", show_default="the same")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Name of the task in that directory.")] = None,
+    name: Annotated[str | None, typer.Option("--as", help="Name of the task here.", show_default="the same")] = None,
     network: Own = None,
 ) -> None:
-    """Add a task from another model directory with the same base, or one that `export` wrote."""
+    """Import a task from another model directory with the same base, or from an exported file."""
     model = _open(path, network)
     if source.exists() and not source.is_dir():
         if task is not None:
-            raise InputError(f"--task is for a directory, but {source} is one task: leave it out")
+            raise InputError(f"--task needs a model directory, but {source} is one task: remove --task")
         name = model.import_task(source, None, name)
     else:
         name = model.import_task(_open(source, network), task, name)

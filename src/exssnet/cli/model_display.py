@@ -1,4 +1,4 @@
-"""What the command line shows of a model directory."""
+"""Output of the commands for model directories."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from exssnet.store.plan import LayerPlan
 from exssnet.store.routes.auto import UNKNOWN
 
 if TYPE_CHECKING:
-    from exssnet.store.ask import Accuracy, Answer, RoutedAnswer
     from exssnet.store.format.stored_task import StoredTask
     from exssnet.store.plan import Plan
+    from exssnet.store.predictions import Accuracy, Answer, RoutedAnswer
     from exssnet.store.stored_model import Removed, StoredModel
     from exssnet.store.verify import Report
 
@@ -23,13 +23,13 @@ NONE = "–"
 
 
 def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
-    """A new task, and what it leaves."""
+    """Print a new task and the free weights."""
     free = model.model.free
     if as_json:
         print_json(_facts(task) | {"free": free, "routing": task.card.get("routing")})
         return
     accuracy = (
-        f", {task.accuracy:.1f} % right on the {task.card['held_out']} held out" if task.accuracy is not None else ""
+        f", accuracy {task.accuracy:.1f} % on {task.card['held_out']} held out" if task.accuracy is not None else ""
     )
     say(f"learned {task.name}: {len(task.labels)} classes, {task.examples} examples{accuracy}")
     start = f", starting from the mask of {task.lender}" if task.lender else ""
@@ -39,27 +39,27 @@ def print_learned(model: StoredModel, task: StoredTask, as_json: bool) -> None:
 
 
 def print_removed(removed: Removed | None, task: str) -> None:
-    """What became of a task that was taken out, and what stays of it."""
+    """Print what a removed task freed and left."""
     if removed is None:
-        say(f"removed {task}, which could not be read any more")
+        say(f"removed {task}, which could not be read")
         return
     say(f"removed {task}: {removed.freed:,} weights are free again; all other tasks verified unchanged")
     if removed.staying:
-        say(f"{removed.staying:,} values that were trained on it stay, because the masks of other tasks hold them")
+        say(f"{removed.staying:,} values trained on it stay, because masks of other tasks use them")
     if removed.undoable:
-        say("its files stay until the next change: `exssnet rollback` brings it back")
+        say("its files stay until the next change: `exssnet rollback` restores it")
     else:
-        say("its files are gone, because the disk was full: it cannot be brought back")
+        say("its files are deleted, because the disk was full: it cannot be restored")
 
 
 def print_tasks(model: StoredModel, as_json: bool) -> None:
-    """A row per task."""
+    """Print a row per task."""
     tasks, found = model.tasks, model.found_shares()
     if as_json:
         print_json([_facts(task) | {"auto": found.get(task.name)} for task in tasks])
         return
     if not model.manifest.tasks:
-        say(f"{model.path} has no task yet")
+        say(f"{model.path} has no tasks")
         return
     rows = [
         (
@@ -73,7 +73,7 @@ def print_tasks(model: StoredModel, as_json: bool) -> None:
     print_table(
         ("task", ">classes", ">accuracy %", ">auto %", "lender", ">overlap %", ">trained", ">size", "date"), rows
     )
-    network = model.base.network or "a network of your own"
+    network = model.base.network or "your own network"
     size = sum(file.size for file in model.manifest.files())
     say(f"{_count(len(tasks), 'task')} on {network}, {bytes_(size)} in all")
 
@@ -85,16 +85,16 @@ def _facts(task: StoredTask) -> dict[str, Any]:
 
 
 def print_answers(answers: Sequence[Answer], as_json: bool) -> None:
-    """A row per input: the label, and the next ones."""
+    """Print a row per input: the label, and the next ones."""
     if as_json:
         print_json([asdict(answer) for answer in answers])
         return
     rows = [(answer.name, answer.label, f"{answer.probability:.3f}", _others(answer)) for answer in answers]
-    print_table(("input", "label", ">probability", "then"), rows)
+    print_table(("input", "label", ">probability", "next"), rows)
 
 
 def print_routed(answers: Sequence[RoutedAnswer], as_json: bool) -> None:
-    """A row per input: its task, the label, and the next ones, or what it would be were the task not unknown."""
+    """Print a row per input: task, label and the next labels; of an unknown task the best guess."""
     if as_json:
         print_json([asdict(answer) for answer in answers])
         return
@@ -108,7 +108,7 @@ def print_routed(answers: Sequence[RoutedAnswer], as_json: bool) -> None:
             )
         else:
             rows.append((answer.name, of.task, routing, of.label, f"{of.probability:.3f}", _others(of)))
-    print_table(("input", "task", ">routing", "label", ">probability", "then"), rows)
+    print_table(("input", "task", ">routing", "label", ">probability", "next"), rows)
 
 
 def _others(answer: Answer) -> str:
@@ -117,12 +117,12 @@ def _others(answer: Answer) -> str:
 
 
 def print_accuracies(found: Sequence[Accuracy], as_json: bool) -> None:
-    """A row per task, and one for all where the task had to be found."""
+    """Print a row per task, and one for all with --task auto."""
     if as_json:
         print_json([asdict(row) for row in found])
         return
     columns: list[tuple[str, Callable[[Accuracy], str]]] = [
-        ("task", lambda row: row.task or "all of them"),
+        ("task", lambda row: row.task or "all"),
         (">examples", lambda row: f"{row.examples:,}"),
         (">task found %", lambda row: _two(row.task_accuracy)),
         (">accuracy %", lambda row: _two(row.accuracy)),
@@ -138,7 +138,7 @@ def _two(share: float | None) -> str:
 
 
 def print_report(report: Report, path: Path, as_json: bool) -> None:
-    """What a check found."""
+    """Print the result of a check."""
     if as_json:
         known = None if report.tasks is None else list(report.tasks.digests)
         told = {"verified": report.verified, "files": report.files, "bytes": report.bytes, "tasks": known}
@@ -149,14 +149,14 @@ def print_report(report: Report, path: Path, as_json: bool) -> None:
     if report.problems:
         say(f"{path}: {_count(len(report.problems), 'damaged file')} of {report.files}")
         return
-    tasks = "the tasks themselves were not computed: that needs --network"
+    tasks = "tasks not computed: give --network"
     if report.tasks is not None:
-        tasks = f"tasks: {len(report.tasks.digests)}, each what it was when it was learned"
-    say(f"{path}: {_count(report.files, 'file')}, {bytes_(report.bytes)}, every byte as written; {tasks}")
+        tasks = f"{_count(len(report.tasks.digests), 'task')}, all unchanged since learned"
+    say(f"{path}: {_count(report.files, 'file')}, {bytes_(report.bytes)}, all digests match; {tasks}")
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:
-    """Layers, and what it amounts to."""
+    """Print free weights per layer, and the cost of further tasks."""
     if as_json:
         sums = {"size": plan.size, "free": plan.free, "expected": plan.expected, "bytes": plan.bytes}
         print_json(asdict(plan) | sums)
@@ -168,22 +168,22 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         for layer in [*plan.layers, LayerPlan("all", plan.size, plan.free, plan.expected)]
     ]  # fmt: skip
     print_table(("layer", ">weights", ">free", ">%", f">after {more}", ">%"), rows)
-    print(f"{more} at density {plan.density:g}, where they have little in common with the others:")
-    print(f"  the mask of the last one overlaps {100 * plan.overlap:.0f} % with those before it")
+    print(f"{more} at density {plan.density:g}, if they share little with the others:")
+    print(f"  the last mask overlaps {100 * plan.overlap:.0f} % with earlier masks")
     print(
         f"  {bytes_(plan.bytes)} on disk: masks {bytes_(plan.mask_bytes)}, weights {bytes_(plan.weight_bytes)}, "
         f"private tensors {bytes_(plan.private_bytes)}, cards {bytes_(plan.card_bytes)}"
     )
     if plan.fitting is None:
-        print("at no density would the last one find half of its weights free")
+        print("at no density will half the weights of the last task be free")
     else:
         digits = Context(prec=2, rounding=ROUND_DOWN).create_decimal_from_float(plan.fitting)
         density = f"density {digits} or less" if plan.fitting < 1 else "any density"
-        print(f"at {density} the last one finds half of its weights free")
+        print(f"at {density} half the weights of the last task are free")
 
 
 def bytes_(size: float) -> str:
-    """A size for people."""
+    """Format a size with a unit."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Progress of what learns: a bar on a terminal, plain lines where standard error goes elsewhere."""
+"""Progress of training: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from exssnet.experiments.config import RunConfig
 
-BAR_SECONDS = 0.1  # between two states of a bar
+BAR_SECONDS = 0.1  # between two updates of a bar
 LINE_SECONDS = 5.0  # between two lines
 
 
 @contextmanager
 def of_runs(configs: Sequence[RunConfig], quiet: bool) -> Iterator[list[Listener]]:
-    """A listener for each run."""
+    """Make a listener for each run."""
     from exssnet.methods import parse
 
     if quiet:
@@ -42,7 +42,7 @@ def of_runs(configs: Sequence[RunConfig], quiet: bool) -> Iterator[list[Listener
 
 @contextmanager
 def of_task(task: str, quiet: bool) -> Iterator[Listener]:
-    """A listener for one task that is learned."""
+    """Make a listener for one task."""
     if quiet:
         yield Listener()
         return
@@ -51,28 +51,28 @@ def of_task(task: str, quiet: bool) -> Iterator[Listener]:
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """Shows progress."""
 
     def plan(self, epochs: int) -> None:
-        """There will be so many epochs."""
+        """Set the total number of epochs."""
 
     def due(self) -> bool:
-        """Whether enough time has passed for another state."""
+        """Whether enough time has passed for another update."""
 
     def show(self, done: float, state: str) -> None:
-        """So many epochs are done, and this goes on now."""
+        """Show the number of finished epochs and the current state."""
 
     def end(self) -> None:
-        """There is nothing more to come."""
+        """End the display."""
 
 
 class Epochs(Listener):
-    """Task, phase, epoch, loss and accuracies in words, and how many epochs are done."""
+    """Reports task, phase, epoch, loss and accuracies, and the number of finished epochs."""
 
     def __init__(self, display: Display, per_task: int = 0, tasks: int = 0) -> None:
         self._display, self._per_task, self._tasks = display, per_task, tasks
         display.plan(tasks * per_task)
-        self._before = 0  # epochs of tasks and phases behind us
+        self._before = 0  # epochs of finished tasks and phases
         self._task, self._phase, self._scores = "", "", ""
         self._epoch, self._epochs = 0, 0
 
@@ -108,7 +108,7 @@ class Epochs(Listener):
 
 @contextmanager
 def _displays() -> Iterator[Callable[[str], Display]]:
-    """Makes a display of a name: a bar on a terminal, else lines."""
+    """Yield a maker of displays by name: a bar on a terminal, otherwise lines."""
     console = rich_console(stderr=True)
     if not console.is_terminal:
         yield Lines
@@ -123,12 +123,12 @@ def _displays() -> Iterator[Callable[[str], Display]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:  # they vanish when they are done
+    with Progress(*columns, console=console, transient=True) as bars:  # they disappear when done
         yield lambda name: Bar(bars, name)
 
 
 class Bar:
-    """A bar of its own among others, there while something is under way."""
+    """One of several bars, visible while its run is active."""
 
     def __init__(self, bars: Progress, name: str) -> None:
         self._bars, self._shown = bars, -math.inf
@@ -151,12 +151,12 @@ class Bar:
 
 
 class Lines:
-    """A line at once, and then one every few seconds, for a log or a pipe."""
+    """Prints a line at once and then one every few seconds, for a log or a pipe."""
 
     def __init__(self, name: str) -> None:
         self._name, self._total = name, 0
         self._shown = -math.inf
-        self._start: tuple[float, float] | None = None  # when the first line was shown, and the epochs done then
+        self._start: tuple[float, float] | None = None  # time of the first line, and the epochs finished then
 
     def plan(self, epochs: int) -> None:
         self._total = epochs
@@ -170,11 +170,11 @@ class Lines:
         share = f", {100 * done / self._total:.0f} % done" if self._total else ""
         if share and done > before:
             share += f", {_duration((now - began) * (self._total - done) / (done - before))} left"
-        with suppress(OSError, ValueError):  # nobody reads it: that is no reason to stop learning
+        with suppress(OSError, ValueError):  # standard error is closed: training continues
             print(f"{printable(self._name)}: {state}{share}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """What comes of it is printed elsewhere."""
+        """Shows nothing."""
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What the command line shows of runs, and of what there is by name."""
+"""Output of the commands for runs, and lists of names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE = "–"
 
 
 def print_names(descriptions: Mapping[str, str]) -> None:
-    """Names with one line each; on a terminal as many as it takes, in two columns."""
+    """Print names with their descriptions; on a terminal in two columns."""
     indent = max(map(len, descriptions)) + 2
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for name, text in descriptions.items():
@@ -27,7 +27,7 @@ def print_names(descriptions: Mapping[str, str]) -> None:
 
 
 def print_record(record: Mapping[str, Any], folder: Path) -> None:
-    """One run: a row per task, then what it amounts to and where it lies."""
+    """Print a run: a row per task, a summary and the folder."""
     sample = ", a miniature of the benchmark" if record["miniature"] else ""
     say(f"{record['method']} on {record['benchmark']}, seed {record['seed']}{sample}")
     matrix, overlaps = record["accuracy_matrix"], record["sparse_overlap"]
@@ -37,7 +37,7 @@ def print_record(record: Mapping[str, Any], folder: Path) -> None:
         overlap = NONE if not overlaps or overlaps[i] is None else f"{100 * overlaps[i]:.1f}"
         learned = NONE if matrix[i][i] is None or (matrix[0][0] is None and len(matrix) > 1) else f"{matrix[i][i]:.2f}"
         rows.append((str(i + 1), _classes(classes), learned, f"{matrix[-1][i]:.2f}", overlap, lender))
-    print_table(("task", "classes", ">learned %", ">at the end %", ">overlap %", "starts from"), rows)
+    print_table(("task", "classes", ">learned %", ">at the end %", ">overlap %", "lender"), rows)
     say(
         f"average accuracy {record['average_accuracy']:.2f} %, forgetting {_two(record['forgetting'])}, "
         f"{record['seconds']['total']:.1f} s on {record['device']}"
@@ -57,7 +57,7 @@ def _classes(classes: Sequence[int]) -> str:
 def _proof(record: Mapping[str, Any]) -> str:
     proof = record["zero_forgetting"]
     if proof is None:
-        return "zero forgetting: not promised by this method"
+        return "zero forgetting: not guaranteed by this method"
     if proof["verified"]:
         return f"zero forgetting: verified, all {len(proof['digests'])} tasks have the digest they were learned with"
     changed = {entry.split(":")[0] for entry in proof["changed"]}
@@ -65,7 +65,7 @@ def _proof(record: Mapping[str, Any]) -> str:
 
 
 def print_summary(records: Sequence[Mapping[str, Any]]) -> None:
-    """Mean ± standard deviation over seeds, a row per method, and per head where a method has several."""
+    """Print mean ± standard deviation over seeds, a row per method and head."""
     kinds = dict.fromkeys((record["method"], record["config"]["head"]) for record in records)
     several = len(kinds) > len({method for method, _ in kinds})
     left, accuracy = (("method", "head"), "accuracy %") if several else (("method",), "average accuracy %")

@@ -1,4 +1,4 @@
-"""Sources to tensors, tensors to streams of tasks; augmentation happens on the device."""
+"""Data sets, streams of tasks, and augmentation on the device."""
 
 from exssnet.data.benchmarks.hub import parquet_files
 from exssnet.data.benchmarks.lazy import LazyImages, image_folder

@@ -1,4 +1,4 @@
-"""A data set before it is cut into tasks: a train and a test split, each handing out some of its rows."""
+"""A data set before it is split into tasks: a train and a test split whose rows can be selected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Split(ABC):
     """Labelled examples of a whole data set, in memory or on disk."""
 
-    labels: Tensor  # int64 [N], on the CPU; the data set's own classes
+    labels: Tensor  # int64 [N], on the CPU; classes of the data set
     digest: str
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Dataset:
 
 
 def digest_of(inputs: Tensor, labels: Tensor) -> str:
-    """SHA-256 over shape, type, decoded inputs and labels: equal when the examples and their order are."""
+    """SHA-256 of shape, type, decoded inputs and labels, in order."""
     digest = hashlib.sha256(f"{inputs.dtype} {tuple(inputs.shape)}\n".encode())
     for tensor in (inputs, labels):
         digest.update(tensor.cpu().contiguous().numpy().reshape(-1).data)

@@ -1,6 +1,6 @@
-"""How much a user's data may be. What a file needs is known before it is read, and too much is refused in a line.
+"""Limits of a user's data. The memory that a file needs is known before it is read, and too much is refused.
 
-Only regular files are opened: a FIFO would be waited for without end, and a device has no end.
+Only regular files are opened: reading a FIFO or a device may never end.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from exssnet.io import parse
 VARIABLE = "EXSSNET_MAX_GB"
 USUAL = 32  # GB of examples in memory for one task
 GB = 10**9
-MOST_PACKED = 300  # times smaller in a file than in memory; one-hot columns, packed, are about 100 times smaller
+MOST_PACKED = 300  # maximum ratio of memory to file size; compressed one-hot columns reach about 100
 MOST_CLASSES = 10**6
-MOST_GAPS = 100  # unused numbers for each class that occurs
+MOST_GAPS = 100  # maximum number of unused labels per class that occurs
 
 
 def most_bytes() -> int:
-    """For one task's examples, in a file and in memory."""
+    """Maximum bytes of one task's examples, in a file and in memory."""
     chosen = os.environ.get(VARIABLE)
     if not chosen:
         return USUAL * GB
@@ -35,7 +35,7 @@ def most_bytes() -> int:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """A user's file, to be read: regular, and not too large."""
+    """Check that a user's file is regular and not too large."""
     with ExitStack() as stack:
         try:
             file, _ = stack.enter_context(parse.opened(path, most_bytes(), None))
@@ -48,32 +48,32 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def require_readable(path: Path) -> None:
-    """For files that a library opens by their path."""
+    """Refuse FIFOs and devices, for files that a library opens by path."""
     with opened(path):
         pass
 
 
 def require_memory(path: Path, needed: int) -> None:
-    """Refuse examples that would take too much memory."""
+    """Refuse examples that need too much memory."""
     if needed > most_bytes():
         raise DataError(f"{path}: would take {needed / GB:,.1f} GB of memory; {VARIABLE} allows more than {USUAL}")
 
 
 def require_room(path: Path, needed: int) -> None:
-    """Refuse a file whose content would take too much memory, or more than its size explains."""
+    """Refuse a file whose content needs too much memory, or implausibly much for its size."""
     require_memory(path, needed)
     stored = max(path.stat().st_size, 1)
     if needed > GB and needed > MOST_PACKED * stored and not os.environ.get(VARIABLE):
         raise DataError(
-            f"{path}: {stored:,} bytes would unpack to {needed / GB:,.1f} GB, more than data packs; "
+            f"{path}: {stored:,} bytes would unpack to {needed / GB:,.1f} GB, which is implausible; "
             f"save it without compression, or set {VARIABLE}"
         )
 
 
 def require_numbered(highest: int, distinct: int) -> None:
-    """Refuse labels whose numbers would make classes that nobody meant: 0, 1 and 1,000,000,000."""
+    """Refuse labels such as 0, 1 and 1,000,000,000, which would make unintended classes."""
     if highest >= MOST_GAPS * max(distinct, 10):
         raise InputError(
             f"labels go up to {highest:,}, but only {distinct:,} different ones occur: "
-            f"number the classes from 0 to {distinct - 1:,}, or say how many there are (classes)"
+            f"number the classes from 0 to {distinct - 1:,}, or give `classes`"
         )

@@ -1,7 +1,7 @@
-"""Encoded images to pixels, here or in helper processes. Imports no torch, so that a helper starts at once.
+"""Decode images to pixels, in this process or in helper processes. Imports no torch, so that helpers start quickly.
 
-PIL lets go of the interpreter lock while it decodes. With large images that is most of the work, and threads share it.
-With small ones it is the lesser part, two threads take longer than one, and only processes help.
+PIL releases the interpreter lock while it decodes. For large images that is most of the work, so threads help. For
+small images two threads are slower than one, and only processes help.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     Shape = tuple[int, int, int]
 
 SMALL = 48 * 48  # pixels
-WORTH = 2000  # small images that take about as long to decode as a helper to start
+WORTH = 2000  # number of small images whose decoding takes as long as starting a helper
 MOST = 8
 
 
 class Decode(Protocol):
-    """Encoded images of one shape to uint8 [N, C, H, W]; the file and the first one's row are for messages."""
+    """Decode images of one shape to uint8 [N, C, H, W]; the file and the first row are for messages."""
 
     def __call__(self, encoded: list[bytes | None], shape: Shape, file: str, first: int) -> NDArray[np.uint8]: ...
 
 
 def open_image(encoded: bytes | None, where: str, mode: str) -> Image:
-    """One decoded image in a PIL mode (`L` or `RGB`)."""
+    """Decode one image in a PIL mode (`L` or `RGB`)."""
     from PIL import Image
 
     if not encoded:
-        raise DataError(f"{where}: no image bytes; the file is not whole, fetch it again")
+        raise DataError(f"{where}: no image bytes; the file is incomplete, download it again")
     try:
         return Image.open(BytesIO(encoded)).convert(mode)
-    except Exception as error:  # damaged bytes raise anything: OSError, SyntaxError, struct.error, ...
-        raise DataError(f"{where}: the image cannot be decoded ({error}); fetch the file again") from error
+    except Exception as error:  # damaged bytes raise any exception: OSError, SyntaxError, struct.error, ...
+        raise DataError(f"{where}: the image cannot be decoded ({error}); download the file again") from error
 
 
 def decode(encoded: list[bytes | None], shape: Shape, file: str, first: int) -> NDArray[np.uint8]:
-    """In this process."""
+    """Decode in this process."""
     channels, height, width = shape
     out = np.empty((len(encoded), *shape), np.uint8)
     for row, item in enumerate(encoded):
@@ -65,7 +65,7 @@ def decode(encoded: list[bytes | None], shape: Shape, file: str, first: int) -> 
 
 @contextmanager
 def decoder(images: int, shape: Shape) -> Iterator[tuple[Decode, int]]:
-    """How so many images are best decoded, and in how many threads."""
+    """Choose how to decode a number of images, and in how many threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if shape[1] * shape[2] > SMALL:
         yield decode, cores
@@ -87,7 +87,7 @@ def decoder(images: int, shape: Shape) -> Iterator[tuple[Decode, int]]:
             pickle.dump((encoded, shape, file, first), helper.stdin)
             helper.stdin.flush()
             answer: NDArray[np.uint8] | str = pickle.load(helper.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):  # it died, or never started
+        except (OSError, EOFError, pickle.UnpicklingError):  # it died or did not start
             return decode(encoded, shape, file, first)
         finally:
             idle.put(helper)
@@ -112,8 +112,8 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """What a helper does until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the asking process's affair
+    """Serve requests until standard input is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     while True:
         try:
             asked = pickle.load(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""Streams of tasks from one data set: its classes in groups, its pixels permuted, its images rotated."""
+"""Streams of tasks from one data set: groups of classes, permuted pixels, or rotated images."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from exssnet.randomness import generator
 if TYPE_CHECKING:
     from exssnet.data.dataset import Dataset, Split
 
-Warp = Callable[[int], Transform]  # what the task at a position does to its inputs
+Warp = Callable[[int], Transform]  # the warp of the task at an index
 
 
 @dataclass(frozen=True)
 class Holdout:
-    """How each class's train rows are shared out; keyed by class, so no other class moves the draw."""
+    """Split of the training rows of each class; drawn per class, independently of other classes."""
 
     validation: float = 0.0  # fraction of each class
-    samples_per_class: int | None = None  # of what is left for training
+    samples_per_class: int | None = None  # number of the remaining training rows
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,12 +37,12 @@ class Holdout:
             raise InputError(f"samples_per_class is {self.samples_per_class}: give at least 1, or None for all")
 
     def cut(self, rows: Tensor, label: int) -> tuple[Tensor, Tensor]:
-        """Train and validation rows of one class, each in the data set's order."""
+        """Train and validation rows of one class, in the data set's order."""
         held = 0
         if self.validation:
             held = min(max(round(self.validation * len(rows)), 1), len(rows) - 1)
         shuffled = rows[torch.randperm(len(rows), generator=generator(self.seed, "holdout", label))]
-        # train is drawn from the other end, so its draw is the same with and without validation
+        # train is drawn from the other end, so it is the same with and without validation
         kept = len(rows) - held
         if self.samples_per_class is not None:
             kept = min(kept, self.samples_per_class)
@@ -62,7 +62,7 @@ class Permutations:
 
 @dataclass(frozen=True)
 class Rotations:
-    """Angles evenly over half a turn."""
+    """Angles evenly spaced over 180 degrees."""
 
     tasks: int
 
@@ -71,7 +71,7 @@ class Rotations:
 
 
 class ClassStream(Stream):
-    """Tasks that each take some classes of one data set and see them through their own warp."""
+    """Tasks that each have some classes of one data set and their own warp."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ClassStream(Stream):
             if sum(len(self._train_rows[label]) > 0 for label in group) < 2:
                 raise DataError(
                     f"task {index + 1} of {name} has training examples of fewer than two classes: "
-                    f"a task needs at least two to tell apart"
+                    f"a task needs at least two"
                 )
 
     def __len__(self) -> int:
@@ -124,9 +124,9 @@ def split(
     validation_seed: int = 0,
     samples_per_class: int | None = None,
 ) -> Stream:
-    """Disjoint groups of classes, taken from `order` (all classes by number if not given; a part is allowed).
+    """Disjoint groups of classes in the given `order` (default: all classes by number; a part is allowed).
 
-    Where the classes do not divide, the first tasks get one class more.
+    If the number of classes is not a multiple, the first tasks get one class more.
     """
     order = _checked_order(dataset, order)
     groups = _groups(order, tasks)
@@ -142,7 +142,7 @@ def permuted(
     validation_seed: int = 0,
     samples_per_class: int | None = None,
 ) -> Stream:
-    """All classes in every task, each task under its own pixel permutation."""
+    """All classes in every task, each task with its own pixel permutation."""
     warp = Permutations(seed, math.prod(dataset.shape[-2:]))
     holdout = Holdout(validation, samples_per_class, validation_seed)
     return ClassStream(f"permuted-{dataset.name}", dataset, _repeated(dataset, tasks), holdout, warp)
@@ -155,7 +155,7 @@ def rotated(
     validation_seed: int = 0,
     samples_per_class: int | None = None,
 ) -> Stream:
-    """All classes in every task, task i turned by i · 180 / tasks degrees."""
+    """All classes in every task, task i rotated by i · 180 / tasks degrees."""
     if len(dataset.shape) != 3:
         raise InputError(f"cannot rotate inputs of shape {dataset.shape}: give images [channels, height, width]")
     holdout = Holdout(validation, samples_per_class, validation_seed)
@@ -163,7 +163,7 @@ def rotated(
 
 
 def rows_by_class(labels: Tensor, classes: int) -> tuple[Tensor, ...]:
-    """For every class the rows that carry it, in order; views of one tensor."""
+    """For every class its rows, in order; views of one tensor."""
     counts = torch.bincount(labels, minlength=classes)
     return torch.split(labels.argsort(stable=True), counts.tolist())
 
@@ -180,7 +180,7 @@ def _checked_order(dataset: Dataset, order: Sequence[int] | None) -> list[int]:
         raise InputError(f"class order has {wrong[0]}: {dataset.name} has the classes 0 to {dataset.classes - 1}")
     if len(set(order)) < len(order):
         twice = next(label for label in order if order.count(label) > 1)
-        raise InputError(f"class order has {twice} more than once: name every class at most once")
+        raise InputError(f"class order has {twice} more than once: give every class at most once")
     return order
 
 
@@ -189,7 +189,7 @@ def _groups(order: list[int], tasks: int) -> list[list[int]]:
     if len(order) < 2 * tasks:
         raise InputError(
             f"{len(order)} classes are too few for {tasks} tasks: a task needs at least two classes, "
-            f"so ask for at most {len(order) // 2} tasks"
+            f"so give at most {len(order) // 2} tasks"
         )
     size, larger = divmod(len(order), tasks)
     ends = accumulate((size + (index < larger) for index in range(tasks)), initial=0)
@@ -203,4 +203,4 @@ def _repeated(dataset: Dataset, tasks: int) -> list[list[int]]:
 
 def _check_count(tasks: int) -> None:
     if tasks < 1:
-        raise InputError(f"cannot make {tasks} tasks: ask for at least 1")
+        raise InputError(f"tasks is {tasks}: give at least 1")

@@ -1,4 +1,4 @@
-"""What the rest of the system sees of data: examples by index, tasks, and streams of tasks."""
+"""The interface to data: examples by index, tasks, and streams of tasks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Data(ABC):
-    """Labelled examples on one device: an index in, a batch out.
+    """Labelled examples on one device, read in batches by index.
 
-    The only way the training loop, KKT and the evaluation read data, whether it lies in memory as one tensor
-    or is decoded lazily from disk.
+    The training loop, KKT and the evaluation read data only through this class, whether it is one tensor in memory
+    or decoded lazily from disk.
     """
 
     capturable: bool = False  # whether `batch` can be part of a CUDA graph
     labels: Tensor  # int64 [N], on `device`; 0..classes-1, local to the task
     classes: int
-    shape: tuple[int, ...]  # of one input as the network sees it, for example (3, 32, 32)
+    shape: tuple[int, ...]  # of one input of the network, for example (3, 32, 32)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,16 +37,16 @@ class Data(ABC):
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Inputs [B, *shape] and labels [B] of the examples at `index` (int64, on `device`).
 
-        Inputs are float32, or int64 where they are indices such as tokens.
-        With a generator (on `device`) the inputs are augmented, all draws from it; without one they are not.
+        Inputs are float32, or int64 for indices such as tokens.
+        With a generator (on `device`) the inputs are augmented with draws from it; without one they are not.
         """
 
     def examples(self, index: Tensor) -> Tensor:
-        """The inputs at `index` as a memory keeps them: as they are stored, under what is this task's own."""
+        """The inputs at `index` for a memory of examples: as stored, with this task's warp."""
         raise InputError("these images are decoded while they are read: a memory of examples needs data in memory")
 
     def shown(self, examples: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Kept examples as the network sees them, augmented with a generator; the same for all tasks of a stream."""
+        """Make network inputs of stored examples, augmented with a generator; the same for all tasks of a stream."""
         raise InputError("these images are decoded while they are read: a memory of examples needs data in memory")
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Data(ABC):
 
 @dataclass(frozen=True)
 class Task:
-    """One step of a stream. Position in `classes` is the local label, the entry the data set's own class."""
+    """One task of a stream. The index in `classes` is the local label, the entry the class of the data set."""
 
     index: int
     name: str
@@ -68,19 +68,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a method may know of a stream beforehand."""
+    """Facts that a method may know of a stream beforehand."""
 
     classes: tuple[int, ...]  # of each task
-    examples: int = 0  # for training, in all tasks; 0: not asked for
+    examples: int = 0  # for training, in all tasks; 0: not counted
 
 
 class Stream(Sequence[Task]):
-    """Tasks in the order they are learned; a task's data is made when it is asked for, and not kept here."""
+    """Tasks in the order they are learned; a task's data is made on access and not stored here."""
 
     name: str
     input_shape: tuple[int, ...]
     max_classes: int
-    class_order: list[list[int]]  # per task, the data set's classes in local order
+    class_order: list[list[int]]  # per task, the classes of the data set in local order
     data_digests: dict[str, str]  # split -> SHA-256 over decoded inputs and labels
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Stream(Sequence[Task]):
 
     @abstractmethod
     def task(self, index: int) -> Task:
-        """The task at a position, 0 ≤ index < len."""
+        """The task at an index, 0 ≤ index < len."""
 
     def task_name(self, index: int) -> str:
         return f"task{index + 1}"
@@ -108,7 +108,7 @@ class Stream(Sequence[Task]):
 def check(data: Data, what: str) -> None:
     """Refuse a split that cannot be learned from: empty, or labels outside 0..classes-1."""
     if len(data) == 0:
-        raise DataError(f"{what} is empty: give it at least one example")
+        raise DataError(f"{what} is empty: give at least one example")
     low, high = int(data.labels.min()), int(data.labels.max())
     if low < 0 or high >= data.classes:
         raise DataError(

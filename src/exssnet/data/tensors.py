@@ -1,4 +1,4 @@
-"""Data in memory: one big tensor that all tasks of a data set read, each through its own list of rows."""
+"""Data in memory: one tensor for all tasks of a data set, each with its own list of rows."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from exssnet.engine.kernels import has_kernels
 
 
 class Shared:
-    """A tensor with at most one copy on each device, however many tasks read it there."""
+    """A tensor with at most one copy per device, shared by all tasks."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._copies = {tensor.device: tensor.contiguous()}  # the kernel that makes batches counts on it
+        self._copies = {tensor.device: tensor.contiguous()}  # the batch kernel requires it
         self.shape = tensor.shape
 
     def on(self, device: str | torch.device) -> Tensor:
-        """The tensor on a device; the copy stays there as long as this object lives."""
-        device = torch.empty(0, device=device).device  # "cuda" and "cuda:0" are one place
+        """The tensor on a device; the copy lives as long as this object."""
+        device = torch.empty(0, device=device).device  # "cuda" and "cuda:0" are the same device
         if device not in self._copies:
             self._copies.setdefault(device, next(iter(self._copies.values())).to(device))
         return self._copies[device]
 
 
 class TensorData(Data):
-    """Rows of a shared tensor under a task's labels; a batch is gathered and transformed on the device."""
+    """Rows of a shared tensor with a task's labels; batches are gathered and transformed on the device."""
 
     capturable = True
 
@@ -37,7 +37,7 @@ class TensorData(Data):
         self, inputs: Shared, rows: Tensor, labels: Tensor, classes: int, transform: Transform | None = None,
         warp: Transform | None = None,
     ) -> None:  # fmt: skip
-        """`warp` is what this task alone does to its inputs; `transform`, after it, what all tasks do."""
+        """`warp` transforms the inputs of this task; `transform`, after it, those of all tasks."""
         self.labels = labels
         self.classes = classes
         self.shape = tuple(inputs.shape[1:])
@@ -68,14 +68,14 @@ class TensorData(Data):
 
 
 def joined(parts: Sequence[TensorData], labels: Sequence[Tensor], classes: int) -> TensorData:
-    """The examples of several tasks as one, under these labels."""
+    """Join the examples of several tasks, with these labels."""
     everything = [part.examples(torch.arange(len(part), device=part.device)) for part in parts]
     rows = torch.arange(sum(map(len, parts)))
     return TensorData(Shared(torch.cat(everything)), rows, torch.cat(list(labels)), classes, parts[0]._transform)
 
 
 def _fused(inputs: Tensor, transform: Transform) -> Callable[[Tensor, torch.Generator | None], Tensor] | None:
-    """Gathering and transforming in one launch, where the device and the pipeline have it."""
+    """Gather and transform in one kernel, if the device and the pipeline support it."""
     if not has_kernels(inputs, torch.uint8):
         return None
     from exssnet.engine.cuda.batch_triton import fused

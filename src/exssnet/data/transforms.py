@@ -1,7 +1,7 @@
-"""Transforms of whole batches on the device: no per-image Python, no synchronisation with the host.
+"""Transforms of whole batches on the device, without per-image Python or synchronization with the host.
 
-A transform takes inputs as they are stored (uint8 images or floats) and a generator. The random ones draw
-only from that generator and do nothing without one, so one pipeline serves training and evaluation.
+A transform takes inputs as stored (uint8 images or floats) and a generator. Random transforms draw only from that
+generator and do nothing without one, so one pipeline serves training and evaluation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 
 class Transform(Protocol):
-    """A batch in, a batch of the same shape out."""
+    """Maps a batch to a batch of the same shape."""
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor: ...
 
@@ -27,7 +27,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Transforms one after the other."""
+    """Transforms in sequence."""
 
     steps: tuple[Transform, ...] = ()
 
@@ -54,7 +54,7 @@ class Normalize:
 
     @classmethod
     def unit(cls) -> Normalize:
-        """Bytes 0..255 to 0..1, whatever the shape."""
+        """Bytes 0..255 to 0..1, for any shape."""
         return cls(1 / 255, torch.tensor(0.0), torch.tensor(1.0))
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -66,7 +66,7 @@ class Normalize:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Pad every side with zeros (black, so before normalising) and cut the original size anywhere in it."""
+    """Pad with zeros (black, so before normalization) and crop the original size at a random offset."""
 
     padding: int
 
@@ -83,7 +83,7 @@ class RandomCrop:
         return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Where each image is cut from the padded one: upper and left edge, [2, count, 1]."""
+        """Offsets of the crops in the padded images: top and left, [2, count, 1]."""
         return torch.randint(2 * self.padding + 1, (2, count, 1), generator=generator, device=generator.device)
 
     def to(self, device: str | torch.device) -> RandomCrop:
@@ -92,7 +92,7 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirror each image left to right with probability one half."""
+    """Flip each image horizontally with probability one half."""
 
     def __call__(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         if generator is None:
@@ -100,7 +100,7 @@ class HorizontalFlip:
         return torch.where(self.draw(len(x), generator).view(-1, 1, 1, 1), x.flip(-1), x)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Which images are mirrored, bool [count]."""
+        """Images to flip, bool [count]."""
         return torch.rand(count, generator=generator, device=generator.device) < 0.5
 
     def to(self, device: str | torch.device) -> HorizontalFlip:
@@ -109,7 +109,7 @@ class HorizontalFlip:
 
 @dataclass(frozen=True, eq=False)
 class Permute:
-    """Move every pixel to a fixed other place, the same in all channels."""
+    """Permute pixels, the same way in all channels."""
 
     order: Tensor  # int64 [pixels]: output pixel j is input pixel order[j]
 
@@ -122,7 +122,7 @@ class Permute:
 
 @dataclass(frozen=True)
 class Rotate:
-    """Turn every image counter-clockwise about its centre by a fixed angle; bilinear, black outside."""
+    """Rotate every image counter-clockwise about its centre by a fixed angle; bilinear, black outside."""
 
     degrees: float
 
@@ -131,7 +131,7 @@ class Rotate:
             return x
         count, _, height, width = x.shape
         cosine, sine = math.cos(math.radians(self.degrees)), math.sin(math.radians(self.degrees))
-        # Where the output at (u, v) from the centre, v downwards, is read from. In grid_sample's units (half
+        # Source of the output at (u, v) from the centre, v downwards. In grid_sample's units (half
         # a side) the off-diagonal terms carry the aspect ratio.
         u = (torch.arange(width, device=x.device) + 0.5) * (2 / width) - 1
         v = ((torch.arange(height, device=x.device) + 0.5) * (2 / height) - 1).view(-1, 1)

@@ -19,18 +19,18 @@ from exssnet.io.typed import line as one_line
 
 NAME = "records.jsonl.gz"
 MOST = 64 * parse.MEBIBYTE  # of the file
-MOST_EXPANDED = 512 * parse.MEBIBYTE  # of all lines together; 100 runs take about 0.4 MiB
+MOST_EXPANDED = 512 * parse.MEBIBYTE  # of all lines; 100 runs take about 0.4 MiB
 
 
 def read(file: Path) -> Iterator[tuple[str, Record]]:
-    """Every record of the file, with the name of its line for messages."""
+    """Yield every record of the file, with its line for messages."""
     try:
         with parse.opened(file, MOST, file.parent) as (compressed, _), gzip.open(compressed) as lines:
             yield from _records(file, lines)
     except parse.ParseError as error:
         raise RunError(str(error)) from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise RunError(f"{file} is not a whole gzip file ({one_line(error)}): copy it again") from error
+        raise RunError(f"{file} is not a complete gzip file ({one_line(error)}): copy it again") from error
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Run records side by side: a row per benchmark, method and settings, with spreads and differences. Needs no torch."""
+"""Compare run records: a row per benchmark, method and settings, with spreads and differences. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,30 +21,37 @@ from exssnet.experiments.record import Record
 from exssnet.experiments.record import read as read_record
 
 RECORD = "results.json"
-BOUNDS = ("multitask", "individual")  # they do not learn one task after the other: shown first, never the best
+BOUNDS = ("multitask", "individual")  # they do not learn tasks in sequence: shown first, never marked as best
 NOT_COMPARED = {"benchmark", "method", "seed", "class_order_seed", "device", "threads", "compile", "settings"}
-SAME_TASKS = ("tasks", "class_order", "samples_per_class")  # without them the difference of two methods says nothing
+SAME_TASKS = ("tasks", "class_order", "samples_per_class")  # methods are compared only if these are equal
 EPOCHS = "epochs per task"
-ACROSS_METHODS = ("validation", "network", "width", "precision", "batch_size", EPOCHS)  # the rest is a method's recipe
+ACROSS_METHODS = (
+    "validation",
+    "network",
+    "width",
+    "precision",
+    "batch_size",
+    EPOCHS,
+)  # other settings belong to the recipe of a method
 
-Seed = tuple[int, int]  # of the run, and of its class order where a seed decides that
-Spread = tuple[float, float | None]  # mean, and standard deviation of a sample of two or more
+Seed = tuple[int, int]  # of the run, and of its class order if a seed decides it
+Spread = tuple[float, float | None]  # mean, and standard deviation of two or more values
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a table needs of one record."""
+    """The values of one record that a table needs."""
 
     source: str  # its file, and the line in a file of several records
     benchmark: str
     miniature: bool
     method: str
     seed: Seed
-    settings: dict[str, Any]  # all that must be the same in runs that are averaged
+    settings: dict[str, Any]  # runs are averaged only if these are equal
     accuracy: float
     forgetting: float | None
     overlap: float | None  # of masks, in %
-    proved: bool | None  # None: the method promises nothing
+    proved: bool | None  # None: the method guarantees nothing
     megabytes: float | None
     seconds: float
     device: str
@@ -61,12 +68,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """A method on a benchmark: its runs that differ in the seed only."""
+    """A method on a benchmark: runs that differ only in the seed."""
 
     benchmark: str
     miniature: bool
     method: str
-    differs: tuple[str, ...]  # `name=value` of what other rows of the benchmark have otherwise
+    differs: tuple[str, ...]  # `name=value` of settings that differ in other rows of the benchmark
     head: str
     seeds: int
     accuracy: Spread
@@ -89,7 +96,7 @@ class Row:
 
 
 def read(paths: Iterable[Path]) -> list[Run]:
-    """Every run below the folders or in the files; a file that two folders share counts once."""
+    """Read every run below the folders or in the files; a file in two folders counts once."""
     files: dict[Path, Path] = {}
     for path in paths:
         found = [path] if path.name in (RECORD, archive.NAME) and not path.is_dir() else _below(path)
@@ -113,7 +120,7 @@ def _runs(file: Path) -> list[Run]:
 
 
 def _matters(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether runs that differ in this setting are rows apart. A run without KKT has no use for how it lends."""
+    """Whether runs that differ in this setting are different rows; KKT settings matter only with KKT."""
     idle = name.startswith("kkt_") and not settings.get("kkt", True)
     return name not in NOT_COMPARED and not idle
 
@@ -144,7 +151,7 @@ def _shown_safely(value: Any) -> Any:
 
 
 def _epochs(record: Record, source: str) -> int:
-    """Per task, all phases together; records of the mask methods did not always say it."""
+    """Epochs per task, all phases together; older records of the mask methods do not have the field."""
     if record.epochs is not None:
         return record.epochs
     settings = record.config.settings
@@ -160,7 +167,7 @@ def _megabytes(bits: Mapping[str, float]) -> float:
 
 @cache
 def _published() -> dict[str, Any]:
-    """Numbers of the paper, by benchmark and method."""
+    """Published numbers by benchmark and method."""
     import yaml
 
     found: dict[str, Any] = yaml.safe_load((resources.files(__package__) / "published.yaml").read_text("utf-8"))
@@ -180,7 +187,7 @@ class _Group:
 
 
 def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accuracy") -> list[Row]:
-    """A row per benchmark, method and settings: the bounds first, then the others by accuracy or by name."""
+    """Make a row per benchmark, method and settings: the bounds first, then the others by accuracy or name."""
     reference = _named(against, runs)
     blocks: dict[tuple[str, ...], list[_Group]] = {}
     for group in _groups(runs):
@@ -189,10 +196,10 @@ def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accura
         blocks.setdefault((first.benchmark, str(first.miniature), *cut), []).append(group)
 
     rows: list[Row] = []
-    for place in sorted(blocks):
-        others = [some[0].first for at, some in blocks.items() if at[:2] == place[:2]]
+    for key in sorted(blocks):
+        others = [some[0].first for other, some in blocks.items() if other[:2] == key[:2]]
         cut = [name for name in _varying([run.settings for run in others]) if name in SAME_TASKS]
-        block = [_row(group, blocks[place], reference, cut) for group in blocks[place]]
+        block = [_row(group, blocks[key], reference, cut) for group in blocks[key]]
         block.sort(key=lambda row: (row.method, row.head, row.differs))
         if sort == "accuracy":
             block.sort(key=lambda row: -row.accuracy[0])
@@ -205,7 +212,7 @@ def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accura
 
 @dataclass(frozen=True)
 class _Reference:
-    """The method the others are compared with: its name, and its head where it has several."""
+    """The method the others are compared with, and its head if it was run with several."""
 
     method: str
     head: str | None
@@ -218,7 +225,7 @@ class _Reference:
 
 
 def _named(against: str | None, runs: Sequence[Run]) -> _Reference | None:
-    """`method` or `method@head`; ExSSNeT if none is named."""
+    """Parse `method` or `method@head`; ExSSNeT by default."""
     heads: dict[str, set[str]] = {}
     for run in sorted(runs, key=lambda run: run.method):
         heads.setdefault(run.method, set()).add(run.settings["head"])
@@ -226,17 +233,17 @@ def _named(against: str | None, runs: Sequence[Run]) -> _Reference | None:
     if against is None and len(heads.get(method, ())) != 1:
         return None
     if method not in heads:
-        raise InputError(f"no run of '{method}' is here to compare with: choose one of {', '.join(heads)}")
+        raise InputError(f"no run of '{method}' to compare with: choose one of {', '.join(heads)}")
     full = [f"{method}@{one}" for one in sorted(heads[method])]
     if head and head not in heads[method]:
-        raise InputError(f"no run of '{against}' is here to compare with: choose {' or '.join(full)}")
+        raise InputError(f"no run of '{against}' to compare with: choose {' or '.join(full)}")
     if not head and len(full) > 1:
-        raise InputError(f"'{method}' was run with several heads: compare with {' or '.join(full)}")
+        raise InputError(f"'{method}' was run with several heads: choose {' or '.join(full)}")
     return _Reference(method, head or None)
 
 
 def _shown(row: Row) -> float:
-    return round(row.accuracy[0], 2)  # what looks equal is equally good
+    return round(row.accuracy[0], 2)  # equal as printed means equally good
 
 
 def _groups(runs: Sequence[Run]) -> list[_Group]:
@@ -245,7 +252,9 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
         key = run.benchmark, run.method, str(run.miniature), json.dumps(run.settings, sort_keys=True)
         same = groups.setdefault(key, _Group(run, {})).runs
         if run.seed in same:
-            raise InputError(f"{same[run.seed].source} and {run.source} have the same settings and seed: leave one out")
+            raise InputError(
+                f"{same[run.seed].source} and {run.source} have the same settings and seed: remove one of them"
+            )
         same[run.seed] = run
     return list(groups.values())
 
@@ -274,7 +283,7 @@ def _row(group: _Group, block: Sequence[_Group], against: _Reference | None, cut
 
 
 def _as_published(run: Run) -> tuple[float, float | None] | None:
-    """The paper's accuracy and forgetting, where the run is made as its runs were."""
+    """Published accuracy and forgetting, if the run has the published settings."""
     paper, own = _published(), run.settings
     numbers = paper["benchmarks"].get(run.benchmark, {}).get(run.method)
     if numbers is None or run.miniature:
@@ -302,7 +311,7 @@ def _spread_if_known(values: Sequence[float | None]) -> Spread | None:
 
 
 def difference(mine: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Difference | None:
-    """Mean difference over the seeds both have, by Student's t; None for fewer than two."""
+    """Mean difference over common seeds, with Student's t; None for fewer than two."""
     gaps = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if len(gaps) < 2:
         return None
@@ -313,14 +322,14 @@ def difference(mine: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Diff
 
 
 def _partner(group: _Group, candidates: Sequence[_Group]) -> _Group | None:
-    """The candidate that shares what all methods should share; none where that is the group itself, or not one."""
+    """The one candidate with the settings that all methods should share; None if there is not exactly one other."""
     mine = group.first.settings
     fit = [other for other in candidates if all(other.first.settings[name] == mine[name] for name in ACROSS_METHODS)]
     return fit[0] if len(fit) == 1 and fit[0] is not group else None
 
 
 def _differs(run: Run, block: Sequence[Run]) -> tuple[str, ...]:
-    """What other runs of the method have otherwise, and what runs of all methods should share, but for the head."""
+    """Settings that differ between runs of the method, or that all methods should share, except the head."""
     own = _varying([other.settings for other in block if other.method == run.method])
     shared = [name for name in _varying([other.settings for other in block]) if name in ACROSS_METHODS]
     names = [name for name in dict.fromkeys(own + shared) if name != "head"]

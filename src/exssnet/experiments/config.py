@@ -1,4 +1,4 @@
-"""The configuration of a run: a recipe of its benchmark and method, with what the user changed."""
+"""The configuration of a run: the recipe of its benchmark and method, with the user's changes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from exssnet.io import parse
 if TYPE_CHECKING:
     from exssnet.methods import Method
 
-BY_NAME = ("benchmark", "method", "seed", "settings")  # not changed as fields: they say which run it is
-OF_CLASSES = ("class_order", "class_order_seed")  # only where a stream deals classes to tasks
+BY_NAME = ("benchmark", "method", "seed", "settings")  # they identify the run and are not settings
+OF_CLASSES = ("class_order", "class_order_seed")  # only for streams that split classes into tasks
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run's result. `settings` are the method's own."""
+    """Everything that a run's result depends on. `settings` belong to the method."""
 
     benchmark: str
     method: str  # with KKT `exssnet+kkt`
@@ -33,31 +33,31 @@ class RunConfig:
     network: str
     class_order: str = "natural"  # seed, natural, or a list such as 3,1,0,2
     class_order_seed: int = 0
-    validation: float = 0.0  # share of each class's training data held out
-    samples_per_class: int | None = None  # a miniature: so many training images of each class
-    images: str | None = None  # an image folder instead of the hub, for split-imagenet
+    validation: float = 0.0  # fraction of each class's training data held out
+    samples_per_class: int | None = None  # number of training images per class, for a miniature
+    images: str | None = None  # a folder of images instead of the hub, for split-imagenet
     width: float | None = None
-    head: str = "auto"  # shared, task or masked-test; auto: the method's usual one
+    head: str = "auto"  # shared, task or masked-test; auto: the method's default
     batch_size: int = 64
     optimizer: str = "adam"
-    weight_decay: float | None = None  # None: what the optimizer usually has
-    schedule: str = "cosine"  # of the rate, over each phase: cosine, constant or published
+    weight_decay: float | None = None  # None: the optimizer's default
+    schedule: str = "cosine"  # of the learning rate in each phase: cosine, constant or published
     select: str = "last"
-    evaluate: str = "all"  # after each task all tasks so far; `ends`: the new one, and all of them at the end
+    evaluate: str = "all"  # all: after each task all tasks so far; ends: the new one, and all of them at the end
     device: str = "auto"
     precision: str = "auto"  # bf16 on a GPU, fp32 on a CPU
     compile: str = "auto"  # on: the training step goes through torch.compile, on a GPU
-    threads: int = 0  # CPU threads; 0: as many as PyTorch takes
-    code: str | None = None  # SHA-256 of the file that the method was plugged in from
+    threads: int = 0  # number of CPU threads; 0: PyTorch chooses
+    code: str | None = None  # SHA-256 of the plugin file of the method
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        """Where the run lies below the output folder; a head that is not the method's usual one has its own place."""
+        """Path of the run below the output folder; a head other than the method's default is part of it."""
         from exssnet.methods import parse
 
-        usual = self.head == parse(self.method)[0].heads[0]
-        return Path(self.benchmark, self.method if usual else f"{self.method}@{self.head}", f"seed-{self.seed}")
+        default = self.head == parse(self.method)[0].heads[0]
+        return Path(self.benchmark, self.method if default else f"{self.method}@{self.head}", f"seed-{self.seed}")
 
     def to_yaml(self) -> str:
         import yaml
@@ -67,7 +67,7 @@ class RunConfig:
 
     @staticmethod
     def read(file: Path, inside: Path | None = None) -> RunConfig:
-        """A configuration that was written, checked like a new one; `inside`: the folder it must lie in."""
+        """Read a configuration and check it like a new one; `inside`: the folder that must contain it."""
         try:
             content = parse.read(file, parse.YAML.size, inside)
             found = parse.typed(parse.from_yaml(content, str(file)), RunConfig, str(file), strict=True)
@@ -75,16 +75,16 @@ class RunConfig:
             named = {name: values.pop(name) for name in BY_NAME}
             settings = named.pop("settings")
             settings.pop("kkt", None)  # follows from the method's name
-            recipe(named["benchmark"])  # must be known; what it says today does not matter
+            recipe(named["benchmark"])  # must be known; its current content does not matter
             return _built(**named, values=values | settings)
         except InputError as error:
             said = str(error)
-            said = said if len(said) < 600 else f"{said[:300]}...{said[-200:]}"  # it quotes what may be long
+            said = said if len(said) < 600 else f"{said[:300]}...{said[-200:]}"  # it quotes values that may be long
             raise RunError(f"{file} cannot be used: {said}") from error
         except OSError as error:
             raise RunError(f"{file} cannot be read: {error.strerror}") from error
         except ParseError as error:
-            raise RunError(f"{error} (give the config.yaml of a run)") from error
+            raise RunError(f"{error} (give a run's config.yaml)") from error
 
     def differences(self, other: RunConfig) -> list[str]:
         """Names of the fields that differ, settings included."""
@@ -95,28 +95,28 @@ class RunConfig:
 
 
 def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunConfig:
-    """The benchmark's recipe for a method, with changes (None: not changed); unknown names are refused."""
+    """Apply changes to the benchmark's recipe for a method (None: unchanged); unknown names are refused."""
     from exssnet.methods import parse
 
     given = dict(recipe(benchmark))
     given.pop("description")
     kind, _ = parse(method)
     recipes = given.pop("methods")
-    usual = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
-    given |= usual | recipes.get(kind.name, {})
+    common = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
+    given |= common | recipes.get(kind.name, {})
     changes = {name: value for name, value in changes.items() if value is not None}
-    usual_optimizer = given.get("optimizer", RunConfig.optimizer)
+    own_optimizer = given.get("optimizer", RunConfig.optimizer)
     if "epochs" in changes:
         changes = kind.share_out(typed("epochs", changes.pop("epochs"), int)) | changes
-    if changes.get("optimizer", usual_optimizer) != usual_optimizer:
-        given.pop("weight_decay", None)  # it goes with the recipe's own optimizer
+    if changes.get("optimizer", own_optimizer) != own_optimizer:
+        given.pop("weight_decay", None)  # it belongs to the recipe's optimizer
     if given["stream"] == "split":
         given.setdefault("class_order_seed", seed)
     return _built(benchmark, method, seed, given | changes)
 
 
 def resolve_all(benchmark: str, methods: Sequence[str], seeds: Sequence[int], /, **changes: Any) -> list[RunConfig]:
-    """Every method with every seed. A change is made where a method knows it; one that none knows is refused."""
+    """Resolve every method with every seed; a change that no method knows is refused."""
     from exssnet.methods import parse
 
     kinds = {method: parse(method)[0] for method in methods}
@@ -131,7 +131,7 @@ def resolve_all(benchmark: str, methods: Sequence[str], seeds: Sequence[int], /,
 
     for name in given:
         if not any(name in fitting(kind) for kind in kinds.values()):
-            resolve(benchmark, methods[0], seeds[0], **{name: given[name]})  # says what is wrong
+            resolve(benchmark, methods[0], seeds[0], **{name: given[name]})  # raises the error
     return [resolve(benchmark, method, seed, **fitting(kinds[method])) for method in methods for seed in seeds]
 
 
@@ -141,7 +141,7 @@ def knows(kind: type[Method], setting: str) -> bool:
 
 
 def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
-    """A configuration of these fields and settings, each checked."""
+    """Build a configuration from fields and settings, each checked."""
     from exssnet.data.benchmarks.registry import find_source
     from exssnet.methods import parse, plugged_from
 
@@ -156,7 +156,7 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
     shared: dict[str, Any] = {}
     for name, value in values.items():
         if name in BY_NAME:
-            raise InputError(f"{name} is no setting: it says which run it is")
+            raise InputError(f"{name} is not a setting: it identifies the run")
         if name in setting_fields:
             settings[name] = typed(name, value, setting_fields[name])
         elif name in fields:
@@ -166,12 +166,14 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
     if shared["stream"] != "split":
         for name in OF_CLASSES:
             if shared.get(name, getattr(RunConfig, name)) != getattr(RunConfig, name):
-                raise InputError(f"{benchmark} has all classes in every task: it takes no {name}")
+                raise InputError(f"{name} cannot be set: every task of {benchmark} has all classes")
     if shared.setdefault("head", "auto") == "auto":
         shared["head"] = kind.heads[0]
     _choice("head", shared["head"], kind.heads)
     if kind.remembers and (shared.get("images") or find_source(shared["source"]).lazy):
-        raise InputError(f"{method} keeps examples, and {benchmark} reads its images while it trains: leave it out")
+        raise InputError(
+            f"{method} cannot run on {benchmark}: it stores examples, and images are read from disk during training"
+        )
     shared["code"] = plugged_from(kind)
     made = dataclasses.asdict(kind.settings_type(**settings))
     return _checked(RunConfig(benchmark=benchmark, method=method, seed=seed, settings=made, **shared))
@@ -183,7 +185,7 @@ def _checked(config: RunConfig) -> RunConfig:
     if config.stream not in STREAMS:
         raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
     if not 0 <= config.threads <= 1024:
-        raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 for PyTorch's choice")
+        raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 to let PyTorch choose")
     _choice("evaluate", config.evaluate, ("all", "ends"))
     device = _device(config.device)
     gpu = device.startswith("cuda")
@@ -191,13 +193,13 @@ def _checked(config: RunConfig) -> RunConfig:
     precision = _choice("precision", config.precision, ("fp32", "bf16"), "bf16" if low else "fp32")
     compiled = _choice("compile", config.compile, ("on", "off"), "on" if compiler else "off")
     if not gpu and precision == "bf16":
-        raise InputError("precision bf16 on a CPU trains about ten times slower than fp32: use fp32, or --device cuda")
+        raise InputError("precision bf16 is about ten times slower than fp32 on a CPU: use fp32, or --device cuda")
     if not gpu and compiled == "on":
-        raise InputError("compile is for a GPU, and does not pay on a CPU: leave it off, or use --device cuda")
+        raise InputError("compile on needs a GPU: use --compile off, or --device cuda")
     if precision == "bf16" and not low:
-        raise InputError(f"precision bf16 is not for this GPU, {device}: use fp32")
+        raise InputError(f"precision bf16 is not supported by {device}: use fp32")
     if compiled == "on" and not compiler:
-        raise InputError("compile on needs Triton, which is not installed: leave it off, or install triton")
+        raise InputError("compile on needs Triton, which is not installed: use --compile off, or install triton")
     return dataclasses.replace(config, device=device, precision=precision, compile=compiled)
 
 
@@ -218,7 +220,7 @@ def _choice(name: str, value: str, choices: tuple[str, ...], automatic: str | No
 
 
 def typed(name: str, value: Any, hint: Any) -> Any:
-    """The value as the field's type has it; a whole number may stand for a float, nothing else is converted."""
+    """Check the type of a value; a whole number may stand for a float, nothing else is converted."""
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if value is None and type(None) in kinds:
         return None
@@ -231,7 +233,7 @@ def typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
-    """Values written on a command line, as YAML reads them: numbers, booleans, words."""
+    """Parse values of a command line as YAML: numbers, booleans, words."""
     import yaml
 
     found = {}
@@ -248,18 +250,18 @@ def _device(name: str) -> str:
 
     from exssnet.engine.cuda.gpu_lock import ask_for_connections
 
-    ask_for_connections()  # the questions below may start CUDA
+    ask_for_connections()  # before the calls below start CUDA
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"device '{name}' is not known: give auto, cpu or cuda") from None
+        raise InputError(f"device '{name}' is unknown: give auto, cpu or cuda") from None
     if device.type == "cpu":
         return "cpu"
     if device.type != "cuda":
         raise InputError(f"device '{name}' is not supported: give auto, cpu or cuda")
     if (device.index or 0) >= torch.cuda.device_count():
-        there = torch.cuda.device_count() or "no"
-        raise InputError(f"device '{name}' is not there: this machine has {there} CUDA device, give cpu or auto")
+        count = torch.cuda.device_count()
+        raise InputError(f"device '{name}' does not exist: {count} CUDA devices were found, give auto or cpu")
     return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-Matrix = Sequence[Sequence[float | None]]  # None: not learned yet, or not measured then
+Matrix = Sequence[Sequence[float | None]]  # None: not learned yet, or not measured
 
 
 def average_accuracy(matrix: Matrix) -> float:

@@ -1,4 +1,4 @@
-"""The record of a finished run, `results.json`, as it is read; docs/reference/run-record.md describes every field."""
+"""Read the record of a finished run, `results.json`; docs/reference/run-record.md describes every field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Count = Annotated[int, Between(0, 2**53)]
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether every task is what it was when it was learned."""
+    """Whether every task is unchanged since it was learned."""
 
     verified: bool
     digests: dict[str, str]
@@ -37,7 +37,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Seconds:
-    """All of them, and per task those of its phases."""
+    """Time in total, and of the phases of each task."""
 
     total: Annotated[float, Between(0, 1e12)]
     tasks: list[dict[str, float]]
@@ -45,7 +45,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that one run found. Fields with a default are missing in older records."""
+    """Results of one run. Fields with a default are missing in older records."""
 
     benchmark: Name
     method: Name
@@ -79,12 +79,12 @@ class Record:
         if wrong or not 0 < size == self.tasks:
             raise ValueError(f"{wrong[0] if wrong else 'accuracy_matrix'} does not have an entry for each task")
         if None in self.accuracy_matrix[-1]:
-            raise ValueError("the last row of accuracy_matrix has a gap")
+            raise ValueError("the last row of accuracy_matrix has a null")
         measured = self.accuracy_measured
         if measured is not None and [list(map(_there, row)) for row in measured] != [
             list(map(_there, row)) for row in self.accuracy_matrix
         ]:
-            raise ValueError("accuracy_measured has other entries than accuracy_matrix")
+            raise ValueError("accuracy_measured and accuracy_matrix have different entries")
         for name, value in self.config.settings.items():
             if not isinstance(value, str | int | float | None):
                 raise ValueError(
@@ -97,16 +97,16 @@ def _there(entry: object) -> bool:
 
 
 def typed_record(value: Any, where: str) -> Record:
-    """A record from plain values; `where` names the file in an error."""
+    """Make a record from plain values; `where` names the file in an error."""
     return parse.typed(value, Record, where)
 
 
 def read(file: Path) -> tuple[Record, dict[str, Any]]:
-    """A record: typed, and as it is written, with what a later version may have added."""
+    """Read a record: typed, and as written, with fields that a later version may have added."""
     try:
         found: dict[str, Any] = parse.from_json(parse.read(file, parse.JSON.size, file.parent), str(file))
         return typed_record(found, str(file)), found
     except ParseError as error:
-        raise RunError(f"{error} (delete the file to make the run again)") from error
+        raise RunError(f"{error} (delete the file to repeat the run)") from error
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""One run: a method learns a benchmark's stream, and leaves a record that says everything."""
+"""One run: a method learns a benchmark's stream and writes a record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHECKPOINT_SECONDS = 30.0
 def run(
     config: RunConfig, out: Path, listener: Listener | None = None, checkpoint_seconds: float = CHECKPOINT_SECONDS
 ) -> dict[str, Any]:
-    """Make the run, or the rest of it; a finished one is only read. Its record."""
+    """Run or resume, and return the record; a finished run is only read."""
     folder = RunFolder(out, config)
     folder.check()
     record = folder.results()
@@ -45,21 +45,21 @@ def run(
         try:
             stream, method = prepare(config)
             with folder.writing():
-                record = folder.results()  # another process may have finished it while we prepared
+                record = folder.results()  # another process may have finished it meanwhile
                 if record is None:
                     record = _Run(config, folder, stream, method, listener or Listener(), checkpoint_seconds).finish()
                 return record
         except torch.OutOfMemoryError as error:
-            raise RunError("the GPU's memory is full: lower --together or --batch-size, or free the GPU") from error
+            raise RunError("not enough GPU memory: lower --together or --batch-size, or free the GPU") from error
         except RuntimeError as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             reason = str(error).strip().partition("\n")[0]
-            raise RunError(f"the network cannot be compiled ({reason}): give --compile off") from error
+            raise RunError(f"the network cannot be compiled ({reason}): use --compile off") from error
 
 
 def prepare(config: RunConfig) -> tuple[Stream, Method]:
-    """Stream and method of a configuration, on its device; everything that can be refused is refused here."""
+    """Make stream and method of a configuration on its device; every invalid value is refused here."""
     kind, _ = parse(config.method)
     settings = kind.settings_type(**config.settings)
     train_settings(config)
@@ -92,14 +92,14 @@ def _execution(config: RunConfig) -> Execution:
 
 
 def train_settings(config: RunConfig) -> TrainSettings:
-    """How a run trains, as its configuration says."""
+    """Settings of the training loop."""
     if config.select == "best" and not config.validation:
-        raise InputError("select 'best' needs a validation part: give a share of the training data, --validation 0.1")
+        raise InputError("--select best needs a validation part: give --validation, for example 0.1")
     return TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay, config.schedule)
 
 
 class _Run:
-    """A run in progress: what it has so far, and how it is saved and taken up again."""
+    """A run in progress: its results so far, saving and resuming."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, stream: Stream, method: Method, listener: Listener,
@@ -107,9 +107,9 @@ class _Run:
     ) -> None:  # fmt: skip
         self.config, self.folder, self.stream, self.method = config, folder, stream, method
         self.listener = listener
-        self.rows: list[list[float]] = []  # per learned task: the accuracies measured then, up to its own
+        self.rows: list[list[float]] = []  # per learned task: accuracies on the tasks up to it
         self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
-        self._tests: dict[int, Data] = {}  # not on the device, where they would take more room than the masks
+        self._tests: dict[int, Data] = {}  # on the host: on the device they would take more memory than the masks
         self._checkpoint_seconds = checkpoint_seconds
         self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
         self.trainer = Trainer(
@@ -120,7 +120,7 @@ class _Run:
         snapshot = self._resume()
         for index in range(len(self.rows), len(self.stream)):
             if self.method.joint and index + 1 < len(self.stream):
-                self.rows.append([])  # nothing is learned, or measured, before the last task is there
+                self.rows.append([])  # nothing is learned or measured before the last task
                 self.seconds.append({})
                 continue
             task = self._task(index)
@@ -134,13 +134,13 @@ class _Run:
         return record
 
     def _task(self, index: int) -> Task:
-        """What is learned at this place of the stream."""
+        """The task at this index; for joint training all tasks together."""
         if self.method.joint:
             return self.method.together([_on(task, self.config.device) for task in self.stream])
         return _on(self.stream[index], self.config.device)
 
     def _evaluate(self, learned: Task) -> None:
-        """The test split is read here and nowhere else."""
+        """Measure accuracies; the test split is read only here."""
         started = time.perf_counter()
         last = learned.index + 1 == len(self.stream)
         first = 0 if self.config.evaluate == "all" or last else learned.index
@@ -153,10 +153,10 @@ class _Run:
         self.listener.task_ended(learned.name, row)
 
     def _carried_over(self, index: int) -> int:
-        """How many accuracies of the row after this task are those of the row before, and are not measured again.
+        """Number of accuracies in this row that are copied from the row before instead of measured.
 
-        An earlier task that has not changed has the accuracy that was measured before: a method that promises this
-        has just checked, when it added the task, that nothing moved which earlier ones use. At the end all are
+        An unchanged task has the accuracy that was measured before, and a method that guarantees zero forgetting
+        has just checked that nothing changed which earlier tasks use. At the end all are
         measured.
         """
         last = index + 1 == len(self.stream)
@@ -165,7 +165,7 @@ class _Run:
     def _accuracy(self, index: int) -> float:
         test = self._tests[index] if index in self._tests else self.stream[index].test
         if self.config.evaluate == "all":
-            self._tests[index] = test  # it will be asked for after every task
+            self._tests[index] = test  # used after every task
         return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test.to(self.config.device))
 
     # --- stopping and going on -------------------------------------------------------------------------------
@@ -192,15 +192,15 @@ class _Run:
         self.folder.save(everything, progress)
 
     def _resume(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Take up the checkpoint, if there is one; where it was inside a task."""
+        """Load the checkpoint, if there is one; return the position inside a task."""
         if not self.folder.checkpoint.exists():
             self.folder.cut_log(0)
             return None
         tensors, progress = checkpoint.read(self.folder.checkpoint)
         if progress.get("made_with") != self._made_with():
             raise RunError(
-                f"{self.folder.path} was begun with other data, versions of torch or exssnet, or another GPU: "
-                f"delete the folder to start the run again"
+                f"{self.folder.path} was started with other data, other versions of torch or exssnet, or another GPU: "
+                f"delete the folder to start again"
             )
         self.method.load_state(checkpoint.part(tensors, "method."), progress["method"])
         self.rows, self.seconds = progress["rows"], progress["seconds"]
@@ -211,7 +211,7 @@ class _Run:
         return checkpoint.part(tensors, "trainer."), progress["position"]
 
     def _made_with(self) -> dict[str, Any]:
-        """What must be the same for the rest of a run to fit its beginning."""
+        """Data, versions and GPU, which must be equal to resume a run."""
         gpu = device_name(self.config.device) if self.config.device != "cpu" else None
         return {"data": self.stream.data_digests, "versions": versions(), "gpu": gpu}
 
@@ -227,13 +227,13 @@ class _Run:
             for index, row in enumerate(self.rows)
         ]
         measured = [
-            [None if entry is None else place >= self._carried_over(index) for place, entry in enumerate(row)]
+            [None if entry is None else column >= self._carried_over(index) for column, entry in enumerate(row)]
             for index, row in enumerate(matrix)
         ]
         proof = self.method.verify()
-        # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
-        in_turn = all(matrix[i][i] is not None for i in range(len(stream)))  # not where all are learned at once
-        complete = in_turn and (config.evaluate == "all" or (proof is not None and proof.verified))
+        # the accuracy of a task between two measurements is known only if the task is proved unchanged
+        in_sequence = all(matrix[i][i] is not None for i in range(len(stream)))  # false for joint training
+        complete = in_sequence and (config.evaluate == "all" or (proof is not None and proof.verified))
         facts = self.method.facts()
         overlaps = facts.get("sparse_overlap")
         return {
@@ -249,7 +249,7 @@ class _Run:
             "average_accuracy": metrics.average_accuracy(matrix),
             "forgetting": metrics.forgetting(matrix) if complete else None,
             "forgetting_by_definition": {
-                name: of(matrix) if complete or (in_turn and name == "avalanche") else None
+                name: of(matrix) if complete or (in_sequence and name == "avalanche") else None
                 for name, of in metrics.FORGETTING.items()
             },
             "sparse_overlap": overlaps,
@@ -270,7 +270,7 @@ class _Run:
 
 
 class _Logged(Forwarding):
-    """Writes every epoch to the run's log on the way."""
+    """Writes every epoch to the run's log."""
 
     def __init__(self, folder: RunFolder, listener: Listener) -> None:
         super().__init__(listener)
@@ -283,18 +283,16 @@ class _Logged(Forwarding):
 
 @contextmanager
 def computing(config: RunConfig) -> Iterator[None]:
-    """The run's device and threads, and only algorithms that give the same bits every time; all put back afterwards."""
+    """Set device, threads and deterministic algorithms, and restore them afterwards."""
     if config.device != "cpu":
-        always_the_same = torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-        )
-        products = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")  # fp32 means it: no TF32 in products either
+        deterministic = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+        previous = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")  # no TF32
         try:
-            with torch.cuda.device(config.device), always_the_same:
+            with torch.cuda.device(config.device), deterministic:
                 yield
         finally:
-            torch.set_float32_matmul_precision(products)
+            torch.set_float32_matmul_precision(previous)
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads or threads)
@@ -310,7 +308,7 @@ def _on(task: Task, device: str) -> Task:
 
 
 def device_name(device: str) -> str:
-    """A device as a record names it."""
+    """Name of a device in records."""
     if device.startswith("cuda"):
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
@@ -318,7 +316,7 @@ def device_name(device: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What a result may depend on."""
+    """Versions that a result may depend on."""
     import numpy
 
     return {

@@ -1,4 +1,4 @@
-"""A run's folder: config, log and record; a checkpoint while it is unfinished, and a lock while it is written."""
+"""The folder of a run: config, log and record; a checkpoint until it is finished, a lock while it is written."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from exssnet.errors import InputError, ParseError, RunError
 from exssnet.experiments import record
 from exssnet.experiments.config import RunConfig
 from exssnet.io import parse
-from exssnet.io.disk import TEMPORARY, flag, write_whole
+from exssnet.io.disk import TEMPORARY, flag, write_atomic
 from exssnet.train import checkpoint
 
 LOCK = "lock"
-WAIT = 0.2  # seconds for another process, such as one that is just done
+WAIT = 0.2  # seconds to wait for another process
 _FILES = (r"config\.yaml", r"results\.json", r"checkpoint\.safetensors")
 _OURS = re.compile("|".join(TEMPORARY.format(name) for name in _FILES))
 
 
-def kept(configs: Sequence[RunConfig], out: Path) -> str:
-    """What is left of runs that were stopped, and how to go on."""
+def describe_stopped(configs: Sequence[RunConfig], out: Path) -> str:
+    """Say what was saved of stopped runs, and how to continue."""
     folders = [RunFolder(out, config) for config in configs]
     unfinished = [folder for folder in folders if not folder.finished]
     resumed = [folder for folder in unfinished if folder.checkpoint.exists()]
     done = f"{len(folders) - len(unfinished)} of {len(folders)} runs are finished; " if len(folders) > 1 else ""
     if len(resumed) > 1:
-        return f"{done}{len(resumed)} are kept up to their last checkpoints: the same command goes on from there"
+        return f"{done}{len(resumed)} have checkpoints: run the same command to continue"
     if resumed:
         (run,) = resumed
         age = f"{time.time() - run.checkpoint.stat().st_mtime:.0f} s ago"
-        return f"{done}{run.path} is kept up to its checkpoint of {age}: the same command goes on from there"
+        return f"{done}{run.path} has a checkpoint of {age}: run the same command to continue"
     if unfinished:
-        return f"{done}of {unfinished[0].path} nothing is kept yet: the same command starts it again"
-    return f"{done or 'the run is finished; '}the same command prints it"
+        return f"{done}{unfinished[0].path} has no checkpoint: run the same command to start again"
+    return f"{done or 'the run is finished; '}run the same command to print it"
 
 
 class RunFolder:
-    """Reads and writes one run's files; every file but the log is replaced whole."""
+    """Reads and writes the files of a run; every file except the log is replaced atomically."""
 
     def __init__(self, out: Path, config: RunConfig) -> None:
         self.config, self.out = config, out
@@ -55,22 +55,21 @@ class RunFolder:
         self._log, self._lock = self.path / "log.jsonl", self.path / LOCK
 
     def check(self) -> None:
-        """Refuse, before anything is written, a folder of another configuration or one that cannot be written."""
+        """Refuse a folder with another configuration, or one that cannot be written, before writing."""
         for file in (self._config, self._results, self._log, self.checkpoint, self._lock):
             _require_own(file)
         if self._config.exists():
-            there = RunConfig.read(self._config)
-            differences = there.differences(self.config)
+            differences = RunConfig.read(self._config).differences(self.config)
             if differences:
                 raise RunError(
-                    f"{self.path} holds a run with another configuration (different: {', '.join(differences)}): "
+                    f"{self.path} has a run with another configuration (different: {', '.join(differences)}): "
                     f"choose another --out, or delete the folder"
                 )
-        place = self.path
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            raise RunError(f"cannot write to {place}: choose another --out folder")
+        folder = self.path
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise RunError(f"cannot write to {folder}: choose another --out folder")
 
     def results(self) -> dict[str, Any] | None:
         """The record, if the run is finished."""
@@ -84,22 +83,22 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the folder and hold it against other processes; a killed process lets go of it.
+        """Create the folder and lock it; the lock of a killed process is released.
 
-        A run that is refused before its first task is learned leaves nothing behind.
+        A run that is refused before its first task is learned leaves no files.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         with self._own_writes():
             self.path.mkdir(parents=True, exist_ok=True)
         try:
             with self._locked():
-                self.check()  # once more: another process may have been here since
+                self.check()  # again: another process may have changed it
                 with self._own_writes():
                     for left_by_a_kill in self.path.glob(".*.tmp"):
                         if _OURS.fullmatch(left_by_a_kill.name):
                             left_by_a_kill.unlink()
                     if not self._config.exists():
-                        write_whole(self._config, self.config.to_yaml().encode())
+                        write_atomic(self._config, self.config.to_yaml().encode())
                 try:
                     yield
                 except InputError:
@@ -108,14 +107,14 @@ class RunFolder:
                             file.unlink(missing_ok=True)
                     raise
         except InputError:
-            with suppress(OSError):  # another process may be there by now
+            with suppress(OSError):  # another process may use it
                 for folder in made:
                     folder.rmdir()
             raise
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock. Its file is removed while it is held: who waits for a removed one takes a new one."""
+        """Hold the lock. Its file is removed while it is held: a process waiting for it opens a new one."""
         from filelock import FileLock, Timeout
 
         _require_own(self._lock)
@@ -124,13 +123,13 @@ class RunFolder:
             try:
                 lock.acquire()
             except Timeout:
-                raise RunError(f"{self.path} is being written by another process: wait for it to end") from None
+                raise RunError(f"{self.path} is in use by another process: wait until it ends") from None
         try:
             yield
         finally:
-            with suppress(OSError):  # Windows removes it when it is let go
+            with suppress(OSError):  # Windows removes it on release
                 self._lock.unlink()
-            with suppress(OSError):  # the run is written
+            with suppress(OSError):  # the run is complete
                 lock.release()
 
     @contextmanager
@@ -139,7 +138,7 @@ class RunFolder:
             yield
         except OSError as error:
             raise RunError(
-                f"cannot write to {self.path} ({error.strerror}): make room there or choose another --out folder"
+                f"cannot write to {self.path} ({error.strerror}): free disk space or choose another --out folder"
             ) from error
 
     def _has_learned(self) -> bool:
@@ -151,17 +150,17 @@ class RunFolder:
             return True
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Put a checkpoint in place of the one before."""
+        """Replace the checkpoint."""
         with self._own_writes():
             checkpoint.write(self.checkpoint, tensors, facts)
 
     def finish(self, found: dict[str, Any]) -> None:
         with self._own_writes():
-            write_whole(self._results, (json.dumps(found, indent=1) + "\n").encode())
+            write_atomic(self._results, (json.dumps(found, indent=1) + "\n").encode())
             self.checkpoint.unlink(missing_ok=True)
 
     def cut_log(self, size: int) -> None:
-        """Take the log back to what a checkpoint knew of it."""
+        """Truncate the log to its size at a checkpoint."""
         with self._own_writes(), self._open_log() as log:
             log.truncate(min(size, self.log_size()))
 
@@ -173,7 +172,7 @@ class RunFolder:
             log.write(json.dumps(event).encode() + b"\n")
 
     def _open_log(self) -> BinaryIO:
-        """The log, to append to. What is no file of this folder is never written to."""
+        """Open the log to append to it; only a regular file of this folder."""
         _require_own(self._log)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         flags |= flag("O_NOFOLLOW") | flag("O_CLOEXEC") | flag("O_BINARY")
@@ -181,11 +180,11 @@ class RunFolder:
 
 
 def _require_own(file: Path) -> None:
-    """Refuse what would be read from elsewhere, written elsewhere, or waited for without end."""
+    """Refuse links, folders and FIFOs."""
     try:
         mode = os.lstat(file).st_mode
-    except OSError:  # not there, or in no folder that can be looked into: opening it will tell
+    except OSError:  # missing or not accessible: opening it raises
         return
     if not stat.S_ISREG(mode):
         kind = "link" if stat.S_ISLNK(mode) else "folder" if stat.S_ISDIR(mode) else "FIFO or a device"
-        raise RunError(f"{file} is a {kind}: a run has only regular files in its folder, delete it")
+        raise RunError(f"{file} is a {kind}: delete it, a run folder has regular files only")

@@ -1,1 +1,1 @@
-"""Files from outside, read into typed values with limits, and files of ours, written atomically."""
+"""Read untrusted files into typed values with limits, and write files atomically."""

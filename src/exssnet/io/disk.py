@@ -1,4 +1,4 @@
-"""Files that are atomic: there with all of their content or not there; the folder for those that can be made again."""
+"""Atomic writes, and the cache folder."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-TEMPORARY = r"\.{}\.\d+(-[0-9a-f]+)?\.tmp"  # a pattern: what `write_whole` calls a file of some name until it is whole
+TEMPORARY = r"\.{}\.\d+(-[0-9a-f]+)?\.tmp"  # pattern of the temporary names of `write_atomic`
 
 
 def temporary(path: Path) -> Path:
-    """A name beside a file, for what is going to be that file or has been it."""
+    """A temporary name in the folder of a file, for its next or previous version."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-def write_whole(path: Path, content: bytes | bytearray) -> None:
-    """Replace a file atomically: written beside it, flushed to disk, then renamed over it. Links are not followed."""
-    write_together({path: content})
+def write_atomic(path: Path, content: bytes | bytearray) -> None:
+    """Replace a file atomically: write a temporary file, flush it to disk, rename it. Links are not followed."""
+    write_all_atomic({path: content})
 
 
-def write_together(contents: Mapping[Path, bytes | bytearray]) -> None:
-    """The same of files that belong together: all are written before the first is renamed, and the last one counts."""
-    beside = {temporary(path): path for path in contents}
-    ours = [*beside]
+def write_all_atomic(contents: Mapping[Path, bytes | bytearray]) -> None:
+    """Replace several files: all are written before the first is renamed; the last rename commits."""
+    written = {temporary(path): path for path in contents}
+    ours = [*written]
     try:
-        for made, path in beside.items():
+        for made, path in written.items():
             write_new(made, contents[path])
-        for made, path in beside.items():
+        for made, path in written.items():
             made.replace(path)
             ours.append(path)
     except BaseException:
@@ -40,7 +40,7 @@ def write_together(contents: Mapping[Path, bytes | bytearray]) -> None:
 
 
 def write_new(path: Path, content: bytes | bytearray) -> None:
-    """Write a file that must not be there yet, and flush it to disk."""
+    """Write a file that must not exist, and flush it to disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag("O_NOFOLLOW") | flag("O_CLOEXEC") | flag("O_BINARY")
     with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(content)
@@ -49,7 +49,7 @@ def write_new(path: Path, content: bytes | bytearray) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Have a folder's list of names on the disk; Windows does that by itself."""
+    """Flush a folder's list of names to disk; Windows does that itself."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -60,7 +60,7 @@ def sync_names(folder: Path) -> None:
 
 
 def flag(name: str) -> int:
-    """A flag of `os.open`, where the system has it."""
+    """A flag of `os.open`; 0 if the system does not have it."""
     found: int = getattr(os, name, 0)
     return found
 

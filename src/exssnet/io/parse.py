@@ -1,4 +1,4 @@
-"""Files from outside, read with limits and as strictly as a program writes them, as typed values.
+"""Read untrusted files strictly and with limits, as typed values.
 
     @dataclass(frozen=True)
     class Entry:
@@ -7,9 +7,9 @@
 
     entry = parse.json_file(path, Entry)    # or a ParseError of one line: file, field, value, what was expected
 
-Only regular files are opened, and their size is known before they are read. No name may be there twice, no number may
+Only regular files are opened, and their size is known before they are read. No name may occur twice, no number may
 be NaN, infinite or of more than 64 bits, text is whole Unicode characters, YAML has no aliases, and depth and number of
-values are limited. `exssnet.io.typed` says what the annotations mean.
+values are limited. `exssnet.io.typed` explains the annotations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_HEADER = 100 * 10**6  # bytes of a safetensors header: the format's own lim
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a file: its size in bytes, and of what it holds the number of values and the depth."""
+    """Limits of a file: size in bytes, number of values, depth of nesting."""
 
     size: int = 16 * MEBIBYTE
     values: int = 10**6
@@ -58,17 +58,17 @@ YAML = Limits(size=MEBIBYTE // 4)  # its parser takes seconds for a mebibyte
 
 
 def read(path: Path, most: int, inside: Path | None = None) -> bytes:
-    """The content of a regular file of at most so many bytes. OSError where it cannot be opened or read.
+    """Read a regular file of at most `most` bytes. OSError if it cannot be opened or read.
 
-    A FIFO or a device is refused before it is opened, a file that is too large before it is read. Links are followed,
-    but where `inside` is given only to files in that folder.
+    A FIFO or a device is refused before it is opened, a file that is too large before it is read. Links are followed;
+    with `inside` only to files in that folder.
     """
     with opened(path, most, inside) as (file, size):
         return _rest(path, file, size)
 
 
 def read_safetensors(path: Path, most: int, inside: Path | None = None) -> bytes:
-    """The same of a safetensors file, refused unread where its size is not what its header says."""
+    """Read a safetensors file; one whose size does not match its header is refused unread."""
     with opened(path, most, inside) as (file, size):
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(MOST_HEADER, size - 8):
@@ -83,7 +83,7 @@ def read_safetensors(path: Path, most: int, inside: Path | None = None) -> bytes
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a safetensors file says of a tensor before its bytes."""
+    """Description of a tensor in a safetensors header."""
 
     dtype: str
     shape: tuple[Annotated[int, Between(0, 2**48)], ...]
@@ -91,7 +91,7 @@ class TensorHeader:
 
 
 def header_of(content: bytes, where: str) -> dict[str, TensorHeader]:
-    """The tensors that a safetensors header announces, by name."""
+    """Parse the tensors of a safetensors header, by name."""
     found = from_json(content, where, Limits(size=MOST_HEADER))
     if isinstance(found, dict):
         found.pop("__metadata__", None)
@@ -101,29 +101,29 @@ def header_of(content: bytes, where: str) -> dict[str, TensorHeader]:
 
 @contextmanager
 def opened(path: Path, most: int, inside: Path | None) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file, and its size."""
+    """Open a regular file; yield it and its size."""
     target = Path(os.path.realpath(path))
     if inside is not None and not target.is_relative_to(os.path.realpath(inside)):
-        raise ParseError(f"{path} is a link out of {inside}: put the file itself there")
+        raise ParseError(f"{path} is a link out of {inside}: replace it by the file")
     _require_regular(path, os.stat(target))
     flags = os.O_RDONLY | flag("O_NOFOLLOW") | flag("O_NONBLOCK") | flag("O_CLOEXEC") | flag("O_BINARY")
     with os.fdopen(os.open(target, flags), "rb") as file:
         status = os.fstat(file.fileno())
-        _require_regular(path, status)  # once more: another one may be in its position by now
+        _require_regular(path, status)  # again: the path may name another file by now
         if status.st_size > most:
             raise ParseError(f"{path} has {status.st_size:,} bytes: at most {most:,} were expected")
         yield file, status.st_size
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what would be waited for without end. For files that a library opens by their path."""
+    """Refuse FIFOs and devices, for files that a library opens by path."""
     _require_regular(path, os.stat(path))
 
 
 def _rest(path: Path, file: BinaryIO, size: int) -> bytes:
     content = file.read(size + 1)
     if len(content) > size:
-        raise ParseError(f"{path} grew while it was read: try again when it is written")
+        raise ParseError(f"{path} grew while it was read: try again when it is complete")
     return content
 
 
@@ -138,9 +138,9 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def from_json(content: bytes, where: str, limits: Limits = JSON) -> Any:
-    """The value that some JSON stands for; `where` names it in an error."""
+    """Parse JSON to plain values; `where` names the file in an error."""
     text = _text(content, where, limits)
-    if sum(map(text.count, ",[{")) > limits.values:  # before any is made; a comma in text counts too
+    if sum(map(text.count, ",[{")) > limits.values:  # before parsing; commas in strings count too
         raise ParseError(f"{where} has more than {limits.values:,} values")
     try:
         found = json.loads(text, object_pairs_hook=_without_twins, parse_constant=_not_finite)
@@ -153,7 +153,7 @@ def from_json(content: bytes, where: str, limits: Limits = JSON) -> Any:
 
 
 def from_yaml(content: bytes, where: str, limits: Limits = YAML) -> Any:
-    """The value that some YAML stands for; `where` names it in an error."""
+    """Parse YAML to plain values; `where` names the file in an error."""
     import yaml
 
     text = _text(content, where, limits)
@@ -161,7 +161,7 @@ def from_yaml(content: bytes, where: str, limits: Limits = YAML) -> Any:
         found = yaml.load(text, _yaml_loader())
     except RecursionError as error:
         raise ParseError(f"{where} is nested deeper than {limits.depth} levels") from error
-    except Exception as error:  # a tag such as !!int before other text raises anything
+    except Exception as error:  # a tag such as !!int before text raises any exception
         raise ParseError(f"{where} is not YAML: {line(error)}") from error
     _require_plain(found, where, limits)
     return found
@@ -180,36 +180,36 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the name {short(twice)} is there twice")
+        raise ValueError(f"the name {short(twice)} occurs twice")
     return found
 
 
 def _not_finite(word: str) -> Any:
-    raise ValueError(f"{word} is not a number that JSON has")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 @cache
 def _yaml_loader() -> Any:
-    """PyYAML's safe loader without aliases, of which a few can stand for a billion values, and without twin names."""
+    """PyYAML's safe loader without aliases, a few of which can expand to a billion values, and duplicate names."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("it has an alias (*): write the value out")
+                raise yaml.YAMLError("aliases (*) are not supported: write the value")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             found = super().construct_mapping(node, deep)
             if len(found) < len(node.value):
-                raise yaml.YAMLError(f"a name is there twice in line {node.start_mark.line + 1} or below")
+                raise yaml.YAMLError(f"a name occurs twice in line {node.start_mark.line + 1} or below")
             return found
 
     return Loader
 
 
 def _require_plain(value: Any, where: str, limits: Limits) -> None:
-    """Refuse what no file should hold, anywhere in it: deep nesting, numbers out of range, half characters."""
+    """Refuse deep nesting, numbers out of range and lone surrogates anywhere in a value."""
     level, depth, left = [value], 0, limits.values
     while level:
         left -= len(level)
@@ -219,7 +219,7 @@ def _require_plain(value: Any, where: str, limits: Limits) -> None:
         for one in level:
             kind = type(one)
             if (kind is int and LEAST <= one < MOST) or (kind is str and one.isascii()):
-                continue  # nearly all
+                continue  # most values
             if isinstance(one, dict | list):
                 if depth == limits.depth:
                     raise ParseError(f"{where} is nested deeper than {depth} levels")
@@ -227,13 +227,13 @@ def _require_plain(value: Any, where: str, limits: Limits) -> None:
                 if isinstance(one, dict):
                     below += one.values()
             elif wrong := _wrong_scalar(one):
-                raise ParseError(f"{where} holds {short(one)}: {wrong}")
+                raise ParseError(f"{where} has {short(one)}: {wrong}")
         level, depth = below, depth + 1
 
 
 def _wrong_scalar(value: Any) -> str:
     if isinstance(value, str):
-        return "" if value.isascii() or _is_unicode(value) else "it has half a character"
+        return "" if value.isascii() or _is_unicode(value) else "a lone surrogate is not a character"
     if isinstance(value, float):
         return "" if math.isfinite(value) else "a finite number was expected"
     if isinstance(value, int):
@@ -250,12 +250,12 @@ def _is_unicode(text: str) -> bool:
 
 
 def json_file(path: Path, kind: type[T], limits: Limits = JSON, *, inside: Path | None = None) -> T:
-    """A file of JSON as a typed value."""
+    """Read a JSON file as a typed value."""
     return typed(from_json(_content(path, limits, inside), str(path), limits), kind, str(path))
 
 
 def yaml_file(path: Path, kind: type[T], limits: Limits = YAML, *, inside: Path | None = None) -> T:
-    """A file of YAML, which people write, as a typed value; names that are not known are refused."""
+    """Read a YAML file as a typed value; unknown names are refused."""
     return typed(from_yaml(_content(path, limits, inside), str(path), limits), kind, str(path), strict=True)
 
 

@@ -1,8 +1,8 @@
-"""Plain values as typed ones, by the annotations of dataclasses; `exssnet.io.parse` reads the files.
+"""Convert plain values to typed ones by the annotations of dataclasses; `exssnet.io.parse` reads the files.
 
-A number is a number of its kind: true is not 1 and 1.0 is not a whole number, but a whole number may stand for a float.
-Names that a dataclass does not have are left alone, so that a later version may add some; with `strict` they are
-refused, for files that people write, where a misspelt name would go unnoticed.
+Numbers are strict: true is not 1 and 1.0 is not a whole number, but a whole number may stand for a float. Names that a
+dataclass does not have are ignored, so that a later version may add some; with `strict` they are refused, for files
+written by hand, where a misspelt name would go unnoticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Between:
-    """For `Annotated`: a number from one to the other."""
+    """For `Annotated`: a number in a range, ends included."""
 
     low: float
     high: float
@@ -37,7 +37,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Matching:
-    """For `Annotated`: text that matches a pattern as a whole; `words` say it to a user."""
+    """For `Annotated`: text that fully matches a pattern; `words` describe it in messages."""
 
     pattern: str
     words: str
@@ -51,7 +51,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class Length:
-    """For `Annotated`: text, a list or an object of so many characters or entries."""
+    """For `Annotated`: text, a list or an object with a length in a range."""
 
     low: int
     high: int
@@ -64,7 +64,7 @@ class Length:
 
 
 def typed(value: Any, kind: type[T], where: str, *, strict: bool = False) -> T:
-    """A plain value as its annotation says; `where` names the file in an error."""
+    """Convert a plain value to its annotated type; `where` names the file in an error."""
     wanted: Any = kind
     try:
         found: T = _reader(wanted, strict).read(value)
@@ -74,7 +74,7 @@ def typed(value: Any, kind: type[T], where: str, *, strict: bool = False) -> T:
 
 
 class _Wrong(Exception):
-    """A value that does not fit; on its way out it learns where it is."""
+    """A value of the wrong type; its path is added as it propagates."""
 
     def __init__(self, what: str) -> None:
         self.what, self.path = what, ""
@@ -94,7 +94,7 @@ def _unexpected(value: Any, words: str) -> _Wrong:
 
 @dataclass(frozen=True)
 class _Reader:
-    """How a value of an annotation is read, and what it is in words."""
+    """Reads a value of an annotation, and describes it in words."""
 
     read: Callable[[Any], Any]
     words: str
@@ -122,7 +122,7 @@ def _reader(kind: Any, strict: bool) -> _Reader:
         return _object(_reader(arguments[1], strict))
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, strict)
-    raise TypeError(f"{kind!r} is not an annotation that files are read by")
+    raise TypeError(f"{kind!r} is not a supported annotation")
 
 
 def _checked(fits: Callable[[Any], bool], words: str, convert: Callable[[Any], Any] = lambda value: value) -> _Reader:
@@ -170,7 +170,7 @@ def _union(members: list[_Reader]) -> _Reader:
             try:
                 return member.read(value)
             except _Wrong as wrong:
-                inner = wrong if wrong.path else inner  # the kind was right, something in it is not
+                inner = wrong if wrong.path else inner  # the type was right, a value inside is not
         raise inner or _unexpected(value, words)
 
     return _Reader(read, words)
@@ -225,11 +225,11 @@ def _dataclass(kind: Any, strict: bool) -> _Reader:
                 raise _Wrong("is missing").within(f".{name}")
         for name in value if strict else ():
             if name not in known:
-                raise _Wrong(f"is not known: leave it out, or write one of {', '.join(known)}").within(_step(name))
+                raise _Wrong(f"is unknown: remove it, or use one of {', '.join(known)}").within(_step(name))
         found = {name: _entry(name, value[name], member) for name, member in known.items() if name in value}
         try:
             return kind(**found)
-        except (ValueError, TypeError, ExssnetError) as error:  # of its own checks
+        except (ValueError, TypeError, ExssnetError) as error:  # from the dataclass's checks
             raise _Wrong(f"is refused: {line(error)}") from error
 
     return _Reader(read, _OBJECT.words)
@@ -254,11 +254,11 @@ _SHORTENED.maxdict = _SHORTENED.maxlist = 3
 
 
 def short(value: Any) -> str:
-    """A value for an error message, however large it is."""
+    """Shorten a value for an error message."""
     return _SHORTENED.repr(value)
 
 
 def line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,7 +1,7 @@
-"""A task as an ordinary torch module that takes what `predict` takes, and needs nothing of this package to be loaded.
+"""A task as an ordinary torch module that takes the inputs of `predict` and can be loaded without this package.
 
-It is an `nn.Sequential` of a scaling and a network. The network is the module of the user's own. Where it is one of
-ours, whose class lives here, it is the same layers as a `torch.fx.GraphModule`, and so is the scaling.
+It is an `nn.Sequential` of a scaling and a network. The network is the user's module. The layers of a built-in
+network, whose class is in this package, are a `torch.fx.GraphModule`, and so is the scaling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scaling = Mapping[str, Any]
 
 
 def baked(network: nn.Module, card: Mapping[str, Any], ours: bool) -> nn.Sequential:
-    """Raw inputs to logits, for the network that was baked of a task; `ours` where it is a built-in one."""
+    """Make a module from raw inputs to logits of a baked network; `ours`: it is a built-in network."""
     parts = OrderedDict(
         scaling=scaling_layer(scaling_of(card), card["recipe"], network),
         network=_as_graph(network) if ours else network,
@@ -27,14 +27,14 @@ def baked(network: nn.Module, card: Mapping[str, Any], ours: bool) -> nn.Sequent
 
 
 def scaling_of(card: Mapping[str, Any]) -> dict[str, Any]:
-    """How raw inputs are scaled; examples in memory only where they are images in bytes."""
+    """Scale raw inputs; examples in memory only if they are uint8 images."""
     if card["scaling"] is not None:
         return dict(card["scaling"])
     return {"scale": 1 / 255} if card["recipe"].get("dtype") == "uint8" else {}
 
 
 def scaling_layer(scaling: Scaling, recipe: Mapping[str, Any], network: nn.Module) -> nn.Module:
-    """`(x.float() · scale − mean) / std` as a module of plain operators; indices, such as tokens, stay as they are."""
+    """`(x.float() · scale − mean) / std` as a module of plain operators; indices, such as tokens, are unchanged."""
     if recipe.get("dtype") == "int64":
         return nn.Identity()
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
@@ -55,10 +55,10 @@ def scaling_layer(scaling: Scaling, recipe: Mapping[str, Any], network: nn.Modul
 
 
 def _as_graph(network: nn.Module) -> fx.GraphModule:
-    """The same layers without our classes.
+    """Rebuild the layers without classes of this package.
 
-    `fx.symbolic_trace` puts a `__call__` of its own into all modules of the process while it runs, also into those that
-    other threads are running.
+    `fx.symbolic_trace` replaces `__call__` of all modules in the process while it runs, also of those that other
+    threads are running.
     """
     graph = fx.Graph()
     tracer = fx.proxy.GraphAppendingTracer(graph)
@@ -81,6 +81,6 @@ def _is_torchs(part: nn.Module) -> bool:
 
 
 def state_of(module: nn.Sequential) -> dict[str, Tensor]:
-    """The network's state_dict on the CPU; tied tensors are in it under each of their names."""
+    """The network's state_dict on the CPU; tied tensors occur under each of their names."""
     network = module.get_submodule("network")
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}

@@ -1,4 +1,4 @@
-"""A change of a model directory: the state that is changed, and how it is committed."""
+"""A change of a model directory: the state, and its commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Change:
-    """What is changed while the directory is held against other writers."""
+    """The state that is changed while the directory is locked."""
 
     def __init__(self, stored: StoredModel) -> None:
         self._stored = stored
@@ -30,11 +30,11 @@ class Change:
         try:
             if self._stored._unwritten:
                 if self._stored._folder.exists():
-                    raise StoreError(f"{self._stored.path} is a model directory already: open it")
+                    raise StoreError(f"{self._stored.path} is already a model directory: open it")
                 return self
             now = self._writer.manifest
             if now is None:
-                raise StoreError(f"{self._stored.path} is no model directory any more: it has no manifest.json")
+                raise StoreError(f"{self._stored.path} is no longer a model directory: it has no manifest.json")
             if now != self._stored._manifest:  # changed since it was opened
                 self._stored._forget(now)
         except BaseException as error:
@@ -44,11 +44,11 @@ class Change:
 
     def __exit__(self, *error: Any) -> bool | None:
         if error[0] is not None:
-            self._stored._forget(self._stored._manifest)  # what is in memory may be half changed
+            self._stored._forget(self._stored._manifest)  # the state in memory may be changed in part
         return self._lock.__exit__(*error)
 
     def spend_way_back(self) -> None:
-        """On a full disk this change may give up the way back."""
+        """Allow this change to delete the previous state on a full disk."""
         self._writer.spend_way_back()
 
     @property
@@ -70,12 +70,12 @@ class Change:
         return replace(entry, name=card["task"]["name"], card=self._writer.put(content(card), "json"))
 
     def add(self, what: str, card: dict[str, Any], coded: task_files.Coded) -> None:
-        """Commit one more task; the other cards need not be read again."""
+        """Commit one more task without reading the other cards again."""
         cards = [*self._stored.cards, card]
         self.commit(what, [*self._stored._manifest.tasks, self.entry(card, coded)], cards)
 
     def commit(self, what: str, entries: Sequence[Entry], cards: list[Card] | None = None) -> None:
-        """Make it so, on disk and for whoever asks this object; `cards` where all of them are known."""
+        """Commit on disk and update this object; `cards` if all of them are known."""
         manifest = replace(self._stored._manifest, tasks=tuple(entries), change=what)
         loaded = self._stored._loaded
         if self._stored._base_content is not None:

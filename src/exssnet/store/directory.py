@@ -1,11 +1,11 @@
-"""The files of a model directory: how they are read, and how one process at a time changes them.
+"""The files of a model directory: reading them, and the lock that lets one process change them.
 
     manifest.json    replaced atomically, last
     files/           named after their content, written once, never changed
     lock             held by the one process that writes
-    unfinished       while the first manifest is to come
+    unfinished       until the first manifest is written
 
-`exssnet.store.writer` has the change itself.
+`exssnet.store.writer` writes changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MANIFEST, FILES, LOCK, UNFINISHED = "manifest.json", "files", "lock", "unfinished"
 MOST_MANIFEST = 64 * MEBIBYTE
-WAIT = 0.2  # seconds for another writer, such as one that is just done
+WAIT = 0.2  # seconds to wait for another writer
 FULL = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG")}
 _NAME = r"[0-9a-f]{32}\.(json|safetensors)"
 _TEMPORARY = TEMPORARY.format(rf"({_NAME}|[0-9a-f]{{32}}\.next|manifest\.json)")
@@ -49,29 +49,29 @@ class Folder:
         return parse(self.manifest_bytes(), str(self.path / MANIFEST))
 
     def manifest_bytes(self) -> bytes:
-        """The manifest as the last change left it, also where the process that committed it was killed right then."""
+        """The manifest of the last change, even if the process was killed after its commit."""
         content = self.shown()
         with suppress(Missing):
             content = self._content(self.after(content), MOST_MANIFEST)
         return content
 
     def shown(self) -> bytes:
-        """What is in `manifest.json`."""
+        """The content of `manifest.json`."""
         try:
             return self._content(self.path / MANIFEST, MOST_MANIFEST)
         except Missing as error:
-            raise Missing(f"{self.path} is no model directory: it has no {MANIFEST}") from error
+            raise Missing(f"{self.path} is not a model directory: it has no {MANIFEST}") from error
 
     def after(self, manifest: bytes) -> Path:
-        """Where the manifest that follows one is put to commit it, until it is in its own position."""
+        """The link that commits the manifest after this one, until it is renamed."""
         return self.path / FILES / f"{File.of(manifest, '').sha256[:32]}.next"
 
     def read(self, file: File) -> bytes:
-        """A file's content, if it is what the manifest says."""
+        """Read a file and check its digest."""
         path = self.path / FILES / file.name
         content = self._content(path, file.size)
         if File.of(content, file.name.partition(".")[2]) != file:
-            raise StoreError(f"{path} is damaged: it does not have the digest in the manifest")
+            raise StoreError(f"{path} is damaged: its digest is not the one in the manifest")
         return content
 
     def _content(self, path: Path, most: int) -> bytes:
@@ -85,11 +85,11 @@ class Folder:
             raise StoreError(f"{path} is damaged: {error}") from error
 
     def has_tasks(self) -> bool:
-        """Whether there are files that only a manifest with tasks leaves, be the manifest there or not."""
+        """Whether there are files that only a manifest with tasks leaves, with or without the manifest."""
         return any((self.path / FILES).glob("[0-9a-f]" * 32 + ".json"))
 
     def note(self, content: bytes) -> File | None:
-        """The note that there is no way back from the manifest with this content; None where there is one."""
+        """The note that the state before this manifest was deleted; None if it was not."""
         note = File.of(undone_note(content), "json")
         return note if os.path.isfile(self.path / FILES / note.name) else None
 
@@ -97,7 +97,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
-        """Be the one writer; what fails inside changes nothing, and leaves no directory that was not there."""
+        """Lock the directory for a change; a failed change leaves everything as it was."""
         from exssnet.store.writer import Writer
 
         made = self._make()
@@ -114,16 +114,16 @@ class Folder:
                 if isinstance(error, Missing):
                     raise
                 if error.filename is not None and self.path not in Path(os.fsdecode(error.filename)).parents:
-                    raise  # of a file that is not ours
+                    raise  # from another file
                 if writer is not None:
                     raise writer.refusal(error) from error
-                raise StoreError(f"{self.path} cannot be written, and is as it was: {reason(error)}") from error
+                raise StoreError(f"{self.path} cannot be written and is unchanged: {reason(error)}") from error
             finally:
                 if made and not self.exists():
                     self._unmake(made)
 
     def _make(self) -> list[Path]:
-        """Make the directory; those that were not there, the outermost first."""
+        """Create the directory; return the created ones, outermost first."""
         files = self.path / FILES
         try:
             made = [place for place in (self.path, *self.path.parents) if not os.path.lexists(place)][::-1]
@@ -132,19 +132,17 @@ class Folder:
                 sync_names(place.parent)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
-        if files.is_symlink():  # what is swept there might be another model's
-            raise StoreError(f"{files} is a link: a model directory has its files in a folder of its own")
+        if files.is_symlink():  # cleaning up could remove files of another model
+            raise StoreError(f"{files} is a link: replace it by a folder")
         return made
 
     def _begin(self) -> None:
-        """Mark a directory whose first manifest is to come, so that files without one are known to be left over."""
+        """Mark a directory without a manifest, so that files without one are known to be left over."""
         mark = self.path / UNFINISHED
         if os.path.lexists(mark):
             return
         if self.has_tasks():
-            raise StoreError(
-                f"{self.path} holds tasks, but has lost its {MANIFEST}: put that back, or use another directory"
-            )
+            raise StoreError(f"{self.path} has tasks but no {MANIFEST}: restore it, or use another directory")
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | flag("O_NOFOLLOW") | flag("O_CLOEXEC"), 0o666))
         sync_names(self.path)
 
@@ -161,7 +159,7 @@ class Folder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock. Where it does not exclude others, a change is refused when it is committed."""
+        """Hold the lock. If it does not exclude others, a change is refused at its commit."""
         from filelock import FileLock, Timeout
 
         path = self.path / LOCK
@@ -171,42 +169,42 @@ class Folder:
                 raise StoreError(f"{path} is not a regular file: remove it")
             lock.acquire()
         except Timeout as error:
-            raise StoreError(f"{self.path} is being changed by {self._writer()}: try again when it is done") from error
+            raise StoreError(f"{self.path} is in use by {self._writer()}: try again when it ends") from error
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {LOCK}: {error.strerror}") from error
         try:
             self.sign()
             yield
         finally:
-            with suppress(OSError):  # the change is made
+            with suppress(OSError):  # the change is complete
                 lock.release()
 
     def sign(self) -> None:
-        """Write into the lock who holds it: for others to read, and a block that can be freed on a full disk."""
+        """Write the process id into the lock: for messages, and as a block that can be freed on a full disk."""
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_TRUNC | flag("O_NOFOLLOW") | flag("O_CLOEXEC")
             with os.fdopen(os.open(self.path / LOCK, flags), "wb", buffering=0) as file:
                 file.write(f"process {os.getpid()}\n".encode())
 
     def _writer(self) -> str:
-        """Who holds the lock."""
+        """The process that holds the lock."""
         with suppress(OSError, ParseError):
             return read(self.path / LOCK, 40).decode(errors="replace").strip() or "another process"
         return "another process"
 
 
 class Missing(StoreError):
-    """A file that a manifest names is not there; perhaps the directory has changed meanwhile."""
+    """A file that a manifest names is missing; the directory may have changed meanwhile."""
 
 
 def reason(error: OSError) -> str:
-    """Why something could not be written."""
+    """The reason of a write error."""
     full = error.errno in FULL
-    return f"{error.strerror}; make room and try again" if full else str(error.strerror or error)
+    return f"{error.strerror}; free disk space and try again" if full else str(error.strerror or error)
 
 
 def holds(path: Path, content: bytes) -> bool:
-    """Whether a file is there with this content."""
+    """Whether a file with this content exists."""
     try:
         return read(path, len(content)) == content
     except (OSError, ParseError):

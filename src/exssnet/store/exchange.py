@@ -1,4 +1,4 @@
-"""Tasks out of a directory and into it: as a state_dict, a whole program or a directory, from a file or a directory."""
+"""Export and import of tasks: as a state_dict, a program or a model directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from exssnet.core.proof import digests_of
 from exssnet.errors import InputError, ParseError, StoreError
 from exssnet.io import parse
-from exssnet.io.disk import temporary, write_together
+from exssnet.io.disk import temporary, write_all_atomic
 from exssnet.store.baked import baked, scaling_of, state_of
 from exssnet.store.directory import holds
 from exssnet.store.format import card as cards
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from exssnet.core.network import MaskedNetwork
     from exssnet.store.stored_model import StoredModel
 
-STATES = ("safetensors", "torch")  # files of a state_dict, with a .json beside them
+STATES = ("safetensors", "torch")  # files with a state_dict and a .json
 FORMATS = (*STATES, "onnx", "pt2", "model")
 TOLERANCE = 1e-4  # between PyTorch and onnxruntime, relative to the largest output
 MOST_BYTES = 2**36  # of an exported file
@@ -39,7 +39,7 @@ RAW, SCALED = "raw", "scaled"
 
 
 def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
-    """Write one task on its own; the module that computes it from raw inputs."""
+    """Export one task; return the module that computes it from raw inputs."""
     if form not in FORMATS:
         raise InputError(f"format is '{form}': choose one of {', '.join(FORMATS)}")
     card, told = model.card(task), _facts(model, task)
@@ -55,14 +55,14 @@ def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
     }[form]()  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_together({**beside, path: content})
+        write_all_atomic({**beside, path: content})
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
 
 
 def _described(path: Path) -> Path:
-    """Where it is written what a state_dict does not say."""
+    """The .json file that describes a state_dict."""
     return path.with_name(f"{path.name}.json")
 
 
@@ -78,27 +78,27 @@ def _description(model: StoredModel, card: Mapping[str, Any], told: Mapping[str,
 
 
 def _require_free(path: Path, beside: Mapping[Path, bytes]) -> None:
-    """Refuse to write over anything but the same description, which an export that was killed may have left."""
+    """Refuse to overwrite a file, unless it is the same description, left by a killed export."""
     for file in (path, *beside):
         if os.path.lexists(file) and not (file in beside and holds(file, beside[file])):
-            raise InputError(f"{file} is there already: choose another name, or remove it")
+            raise InputError(f"{file} exists: choose another name, or remove it")
 
 
 def load_exported(path: str | Path) -> nn.Module:
-    """The module of a task that was exported as `safetensors`, from raw inputs to logits; of a built-in network."""
+    """Load a task that was exported as `safetensors` from a built-in network, as a module from raw inputs to logits."""
     from exssnet.models import build
 
     path = Path(path)
     told, state = _read(path)
     if told["network"] is None:
-        raise InputError(f"{path} is of a network of your own: put the state_dict into it yourself")
+        raise InputError(f"{path} was exported from your own network: load the state_dict into it yourself")
     network = build(told["network"], told["input"], len(told["labels"]), told["width"])
     network.load_state_dict(state)
     return baked(network.eval(), {"scaling": told.get("scaling", {}), "recipe": told["recipe"]}, True)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What is told of an exported task, and its state_dict."""
+    """Read the description of an exported task, and its state_dict."""
     try:
         told = parse.json_file(_described(path), dict[str, Any])
         return told, load(parse.read_safetensors(path, MOST_BYTES))
@@ -108,7 +108,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _facts(model: StoredModel, task: str) -> dict[str, Any]:
-    """What somebody needs to know to use an exported task."""
+    """Describe an exported task."""
     found, base = model.task(task), model.base
     return {
         "task": task, "labels": list(found.labels), "accuracy": found.accuracy, "network": base.network,
@@ -118,14 +118,14 @@ def _facts(model: StoredModel, task: str) -> dict[str, Any]:
 
 
 def _as_torch(module: nn.Sequential) -> bytes:
-    """For `torch.load(path, weights_only=True)`."""
+    """Write a file for `torch.load(path, weights_only=True)`."""
     content = io.BytesIO()
     torch.save(state_of(module), content)
     return content.getvalue()
 
 
 def _as_program(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
-    """For `torch.export.load(path).module()`: the computation itself, which needs nobody's classes."""
+    """Write a file for `torch.export.load(path).module()`: the computation, without classes."""
     program = torch.export.export(
         module, (_inputs(2, card),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
     )  # fmt: skip
@@ -143,7 +143,7 @@ def _as_onnx(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, 
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install 'exssnet[onnx]'") from error
     with warnings.catch_warnings(), _quiet("torch.onnx"):
-        warnings.simplefilter("ignore")  # the exporter warns of its own
+        warnings.simplefilter("ignore")  # warnings of the exporter
         program = torch.onnx.export(
             module, (_inputs(2, card),), dynamo=True, verbose=False, input_names=["input"],
             output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
@@ -161,12 +161,12 @@ def _as_onnx(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, 
     (answer,) = session.run(["logits"], {"input": asked.numpy()})
     away = float((torch.from_numpy(answer) - wanted).abs().max())
     if not away <= TOLERANCE * max(1.0, float(wanted.abs().max())):
-        raise StoreError(f"onnxruntime does not compute what PyTorch computes (they are {away:g} apart): not written")
+        raise StoreError(f"onnxruntime and PyTorch differ by {away:g}: nothing was written, try --format pt2")
     return content
 
 
 def _inputs(rows: int, card: Mapping[str, Any]) -> Tensor:
-    """Raw inputs by chance; of indices, of which the largest is not known, zeros and ones."""
+    """Draw raw inputs; for indices, whose largest value is unknown, zeros and ones."""
     draw, recipe = torch.Generator().manual_seed(rows), card["recipe"]
     shape = (rows, *recipe["shape"])
     if recipe.get("dtype") == "int64":
@@ -177,7 +177,7 @@ def _inputs(rows: int, card: Mapping[str, Any]) -> Tensor:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without the log of a library, which tells what it has not installed."""
+    """Silence a library's log about packages that are not installed."""
     log = logging.getLogger(name)
     before = log.level
     log.setLevel(logging.ERROR)
@@ -188,7 +188,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _as_directory(model: StoredModel, task: str, path: Path) -> None:
-    """The same base, with this task alone: made next to its position, and renamed."""
+    """Write a model directory with this task only: created under a temporary name and renamed."""
     from exssnet.store.stored_model import StoredModel
 
     beside = temporary(path)
@@ -205,13 +205,13 @@ def _as_directory(model: StoredModel, task: str, path: Path) -> None:
 
 
 def adopt(model: StoredModel, other: StoredModel, task: str, name: str, source: bool = True) -> None:
-    """Add a task of another directory with the same base; without its `source` where it may leave this machine."""
+    """Copy a task to another directory with the same base; without its `source` if it may leave this machine."""
     _require_base(model, other.path, other.base.first, other.base.structure)
     found = other.answering(task).network
     card = other.card(task)
     lender = card["task"]["lender"]
     if lender not in [one.name for one in model.tasks] or model.task(lender).digest != other.task(lender).digest:
-        card = card | {"task": card["task"] | {"lender": None}}  # not here, or another one of that name
+        card = card | {"task": card["task"] | {"lender": None}}  # missing here, or another task of that name
     if not source:
         card = card | {"source": None}
     mask = found.mask(task)
@@ -221,28 +221,28 @@ def adopt(model: StoredModel, other: StoredModel, task: str, name: str, source: 
 
 
 def adopt_file(model: StoredModel, path: Path, name: str | None) -> str:
-    """Add a task that was exported as `safetensors` from a directory with the same base; its name."""
+    """Import a task that was exported as `safetensors` from a directory with the same base; return its name."""
     told, state = _read(path)
     if not isinstance(told.get("card"), dict) or not isinstance(told.get("base"), dict):
-        raise StoreError(f"{path}.json does not say what its task was learned on: export it again")
+        raise StoreError(f"{path}.json does not name the base of its task: export it again")
     _require_base(model, path, told["base"].get("first"), told["base"].get("structure"))
     card = cards.parse(json.dumps(told["card"]).encode(), f"the card in {path}.json")
     network = model.model.network
     digests = card["task"]["digests"]
     own = {key: tensor for key, tensor in state.items() if key in digests}
     if digests_of(own) != digests or cards.identity(card) != card["digest"]:
-        raise StoreError(f"{path} does not hold the task that {path.name}.json tells of: export it again")
+        raise StoreError(f"{path} does not have the task that {path.name}.json describes: export it again")
     _require_shapes(network, own, card["task"]["classes"], path)
     masked = network.layout.vector(own)
     private = {key: tensor for key, tensor in own.items() if key not in network.layout.names}
     card = card | {"task": card["task"] | {"lender": None}}
     name = name or str(card["task"]["name"])
-    model.adopt(card, name, masked != 0, masked, private)  # a weight of zero is as good as one outside the mask
+    model.adopt(card, name, masked != 0, masked, private)  # a weight of zero is the same as one outside the mask
     return name
 
 
 def _require_shapes(network: MaskedNetwork, own: Mapping[str, Tensor], classes: int, path: Path) -> None:
-    """Refuse tensors that the network could not run with, though they are those of the card."""
+    """Refuse tensors that match the card but not the network."""
     layers = {layer.name: layer.shape for layer in network.layout.layers}
     private = {name: tensor for name, tensor in own.items() if name not in layers}
     other = unlike(network, private, classes)
@@ -250,9 +250,9 @@ def _require_shapes(network: MaskedNetwork, own: Mapping[str, Tensor], classes: 
         if name not in own or tuple(own[name].shape) != shape or own[name].dtype != network.weights.dtype:
             other = other or name
     if other:
-        raise StoreError(f"{path}: '{other}' is not as the network has it")
+        raise StoreError(f"{path}: '{other}' does not match the network")
 
 
 def _require_base(model: StoredModel, where: Path, first: object, structure: object) -> None:
     if first != model.base.first or not isinstance(structure, list | tuple) or tuple(structure) != model.base.structure:
-        raise InputError(f"{where} has another base than {model.path}: its tasks cannot be shared")
+        raise InputError(f"{where} and {model.path} have different bases: tasks cannot be exchanged")

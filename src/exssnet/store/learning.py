@@ -1,4 +1,4 @@
-"""What a task is learned with: its examples, how they are scaled, and how long it is trained where nobody says."""
+"""The examples of a task, their scaling, and the defaults of batch size and epochs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ STEPS = 1500  # in each phase of a small table: a checkerboard of 900 rows needs
 
 
 def fitting_scaling(found: files.Labelled, train: Tensor, cards: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How the inputs are scaled: None for examples in memory, which the caller has scaled."""
+    """Find the scaling of inputs; None for examples in memory, which the caller scales."""
     if found.recipe["kind"] == "tensor":
         return None
-    if files.material(found.recipe) == files.IMAGES:  # alike for all tasks: an input can be shown to any of them
+    if (
+        files.material(found.recipe) == files.IMAGES
+    ):  # the same for all tasks, so that an input can be given to any of them
         for card in cards:
             recipe = card["recipe"]
             if files.material(recipe) == files.IMAGES and recipe["shape"] == found.recipe["shape"] and card["scaling"]:
@@ -31,7 +33,7 @@ def fitting_scaling(found: files.Labelled, train: Tensor, cards: Sequence[Mappin
 
 
 def parts(found: files.Labelled, scaling: Mapping[str, Any] | None) -> Callable[[Tensor], Data]:
-    """Some of the examples, by row. Pictures stay bytes, and are scaled batch by batch."""
+    """Select examples by row. Images stay uint8 and are scaled batch by batch."""
     classes = len(found.classes)
     if scaling is not None and found.inputs.dtype == torch.uint8 and found.inputs.ndim == 4:
         pictures = Shared(found.inputs)
@@ -42,18 +44,18 @@ def parts(found: files.Labelled, scaling: Mapping[str, Any] | None) -> Callable[
 
 
 def cut(rows: Tensor, labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Some of the rows, without a share of each class, and that share."""
+    """Split rows into those without a fraction of each class, and that fraction."""
     left, taken = files.hold_out(labels[rows], share, seed)
     return rows[left], rows[taken]
 
 
 def usual_batch(examples: int) -> int:
-    """64, or less where an epoch would have fewer than 20 steps: a mask needs hundreds of them."""
+    """Default batch size: 64, or less if an epoch would have fewer than 20 steps; a mask needs hundreds."""
     return max(8, min(64, 1 << max(examples // 20, 1).bit_length() - 1))
 
 
 def usual_epochs(shape: Sequence[int], examples: int, batch: int) -> tuple[int, int]:
-    """15 of each, and up to 50 for a table of few rows: an epoch has few steps then, and costs next to nothing."""
+    """Default epochs: 15 per phase, and up to 50 for tables of few rows, whose epochs have few steps."""
     steps = max(1, math.ceil(examples / max(batch, 1)))
     each = max(15, min(50, math.ceil(STEPS / steps))) if len(shape) == 1 else 15
     return each, each

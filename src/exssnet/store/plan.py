@@ -1,7 +1,7 @@
-"""What is left: free weights now, and what more tasks will leave and cost.
+"""Free weights now, and after further tasks, and their cost.
 
-A new mask is taken to fall on used and free weights alike, layer by layer; a mask that starts from a lender's falls on
-used ones more often, and leaves more free. So these are expectations for tasks that have little in common.
+A new mask is assumed to use free and used weights alike, layer by layer. A mask that starts from a lender's mask uses
+used weights more often and leaves more free, so these are expectations for tasks that share little.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import keep_counts
 from exssnet.errors import InputError
 
-HALF = 0.5  # a density fits if the last task still finds this share of its weights free
+HALF = 0.5  # a density fits if this fraction of the last task's weights is still free
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Weights of a layer: all, free now, and expected to be free afterwards."""
+    """Weights of a layer: all, free, and expected to be free after the tasks."""
 
     name: str
     size: int
@@ -31,17 +31,17 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """For so many more tasks at a density."""
+    """Expectations for a number of further tasks at a density."""
 
     tasks: int
     density: float
     layers: tuple[LayerPlan, ...]
-    overlap: float  # expected share of the last task's mask that others use already
+    overlap: float  # expected fraction of the last task's mask that earlier tasks use
     mask_bytes: float  # expected, for all of the new tasks
     weight_bytes: float
     private_bytes: float
-    card_bytes: float  # what is written about them, and the headers of their files
-    fitting: float | None  # the largest density at which the last task finds half of its weights free
+    card_bytes: float  # cards and headers of files
+    fitting: float | None  # the largest density at which half of the last task's weights are free
 
     @property
     def size(self) -> int:
@@ -61,13 +61,13 @@ class Plan:
 
 
 def plan(network: MaskedNetwork, tasks: int, density: float, trains: bool = True, card: float = 0.0) -> Plan:
-    """What `tasks` more tasks at this density will leave and cost; `card` are bytes of each that are no tensors.
+    """Expect what `tasks` further tasks at this density leave and cost; `card`: bytes of each besides tensors.
 
-    Private tensors are taken to be as large as those of the tasks so far, or of one with as many classes as the
+    Private tensors are assumed to be as large as those of the tasks so far, or of one with as many classes as the
     network was built for. `trains`: whether the method trains the free weights in a mask.
     """
     if type(tasks) is not int or tasks < 1:
-        raise InputError(f"tasks is {tasks}: give a whole number, at least 1")
+        raise InputError(f"tasks is {tasks}: give a whole number from 1")
     keep = keep_counts(network.layout, density)
     free = [layer.numel() - int(layer.count_nonzero()) for layer in network.layout.slices(network.bank.used)]
     layers, before = [], 0.0
@@ -80,7 +80,7 @@ def plan(network: MaskedNetwork, tasks: int, density: float, trains: bool = True
         trained += left * (1 - (1 - share) ** tasks)
     fitting = fitting_density(sum(free) / network.layout.size, tasks)
     if fitting is not None and fitting * min(layer.size for layer in network.layout.layers) < 1:
-        fitting = None  # it would leave a layer without a weight
+        fitting = None  # a layer would have no weight
     private = [_bytes(task.private) for task in network.tasks.values()] or [_bytes(network.start_private("", 2))]
     return Plan(
         tasks, density, tuple(layers), 1 - before / sum(keep), mask_bits / 8,
@@ -94,24 +94,24 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def entropy_bits(size: int, ones: int) -> float:
-    """n·H(k): what a mask of so many ones in a layer cannot do without."""
+    """n·H(k): the entropy of a mask with this number of ones in a layer."""
     share = ones / size
     return size * sum(-p * log2(p) for p in (share, 1 - share) if p)
 
 
 def fitting_density(free: float, tasks: int) -> float | None:
-    """The largest density at which the last of the tasks still finds half of its weights free."""
+    """The largest density at which half of the last task's weights are free."""
     if free < HALF:
         return None
     return 1.0 if tasks == 1 else 1 - (HALF / free) ** (1 / (tasks - 1))
 
 
 def running_low(network: MaskedNetwork) -> str | None:
-    """A warning when the next task will find less than a quarter of its weights free."""
+    """Warn if less than a quarter of the next task's weights will be free."""
     share = network.bank.free_count / network.bank.size
     if share >= HALF / 2:
         return None
     return (
-        f"{100 * share:.0f} % of the weights are free: new tasks will mostly select among trained ones. "
-        f"A lower density for the next ones, or a new model, leaves them more to learn"
+        f"only {100 * share:.0f} % of the weights are free, and new tasks will mostly use trained ones: "
+        f"give a lower --density, or start a new model"
     )

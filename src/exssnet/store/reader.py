@@ -1,4 +1,4 @@
-"""A model directory as it is read: what it knows, and what its tasks answer."""
+"""Reading a model directory: its tasks, and their predictions."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from exssnet.store.routes.scaled_routing import prepared, route_among
 if TYPE_CHECKING:
     from exssnet.data.files.examples import Array, Examples
 
-CACHE_BYTES = 256 * 2**20  # of weights ready to run, so that changing between tasks costs nothing
+CACHE_BYTES = 256 * 2**20  # of the cache of masked weights, so that switching tasks is free
 
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Where a directory stops being readable: a task is read through those before it."""
+    """The first damage in a directory; a task is read through those before it."""
 
-    tasks: tuple[str, ...]  # that cannot be read: the first one hit and those after it
+    tasks: tuple[str, ...]  # that cannot be read: the first damaged one and those after it
     file: str
     reason: str
 
 
 class Reader:
-    """A directory, as it was when it was opened. Reading needs no lock.
+    """The state of a directory when it was opened. Reading needs no lock.
 
-    Where a task's file is damaged, the tasks before it answer as ever; it and those after it say why they do not.
+    If a task's file is damaged, tasks before it work; it and those after it raise an error that names the file.
     """
 
     def __init__(
         self, folder: Folder, module: nn.Module | None, device: str | torch.device | None,
         manifest: Manifest | None = None, base: bytes | None = None,
     ) -> None:  # fmt: skip
-        """`manifest`, and `base`, the content of its base file: of a directory that is not written yet."""
+        """`manifest` and `base` (the content of its base file) are given for a directory that is not written yet."""
         self._folder, self._module, self._device = folder, module, device
         self._manifest = folder.manifest() if manifest is None else manifest
         self._unwritten, self._base_content = manifest is not None, base
@@ -67,9 +67,9 @@ class Reader:
         self._damage: Damage | None = None
         self._loaded: Model | None = None
         self._mixed: Mixed | None = None
-        self._probed = False  # whether a task has shown that the module computes what it should
+        self._probed = False  # whether a probe has checked the module
         self._held_out = HeldOut()
-        self._lock = RLock()  # several threads may ask while one learns
+        self._lock = RLock()  # several threads may predict while one learns
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -78,7 +78,7 @@ class Reader:
         self.__dict__.update(state, _lock=RLock())
 
     def __repr__(self) -> str:
-        network = self._manifest.base.get("network") or "a network of your own"
+        network = self._manifest.base.get("network") or "your own network"
         names = listed([entry.name for entry in self._manifest.tasks])
         return f"{type(self).__name__}({str(self.path)!r}, {network}; {names})"
 
@@ -98,19 +98,19 @@ class Reader:
 
     @property
     def tasks(self) -> tuple[StoredTask, ...]:
-        """The learned tasks, in order; of a damaged directory those before the damage."""
+        """The learned tasks in order; in a damaged directory those before the damage."""
         with self._lock:
-            cards = self.cards  # first: reading them may find a newer state
+            cards = self.cards  # first, because reading may find a newer state
             return tuple(StoredTask.of(entry, card) for entry, card in zip(self._manifest.tasks, cards, strict=False))
 
     @property
     def damage(self) -> Damage | None:
-        """What was found damaged so far; `verify` looks at everything."""
+        """The damage found so far; `verify` checks everything."""
         return self._damage
 
     @property
     def cards(self) -> list[Card]:
-        """The tasks' cards, as stored; of a damaged directory those before the damage."""
+        """The stored cards; in a damaged directory those before the damage."""
         with self._lock:
             self._look_again()
             if self._cards is None:
@@ -129,7 +129,7 @@ class Reader:
         return self._until_damaged([entry.tensors for entry in self._manifest.tasks], lambda content, _: content)
 
     def _until_damaged(self, files: Sequence[File], read: Callable[[bytes, str], Read]) -> list[Read]:
-        """What is read of every task's file, up to the first that cannot be."""
+        """Read a file of every task, up to the first that cannot be read."""
         found: list[Read] = []
         for file in files:
             try:
@@ -147,7 +147,7 @@ class Reader:
             self._damage = Damage(lost, file, str(error))
 
     def _look_again(self) -> None:
-        """Where something was damaged, it may have been mended since."""
+        """Forget damage, which may have been repaired since."""
         if self._damage is not None:
             self._cards, self._damage, self._loaded, self._mixed = None, None, None, None
 
@@ -157,7 +157,7 @@ class Reader:
             return StoredTask.of(self._manifest.tasks[self._place(name)], card)
 
     def card(self, name: str) -> Card:
-        """A task's card, as stored."""
+        """The stored card of a task."""
         with self._lock:
             cards = self.cards  # first, as above
             place = self._place(name)
@@ -166,18 +166,18 @@ class Reader:
             return cards[place]
 
     def _require(self, *tasks: str) -> None:
-        """Refuse to answer for tasks that cannot be read."""
+        """Refuse tasks that cannot be read."""
         if self._damage is not None:
             for task in tasks:
                 if task in self._damage.tasks:
                     raise StoreError(f"task '{task}' cannot be read: {self._damage.reason}")
 
     def require_whole(self) -> None:
-        """Refuse what needs all tasks, where some are known not to be readable."""
+        """Refuse an operation that needs all tasks if some cannot be read."""
         if self._damage is not None:
             first = self._damage.tasks[0]
             raise StoreError(
-                f"{self._damage.reason}, so task '{first}' and those after it cannot be read: put the file back, or "
+                f"{self._damage.reason}, so task '{first}' and those after it cannot be read: restore the file, or "
                 f"remove the tasks from the last one down to '{first}'"
             )
 
@@ -185,12 +185,12 @@ class Reader:
         for place, entry in enumerate(self._manifest.tasks):
             if entry.name == name:
                 return place
-        known = ", ".join(entry.name for entry in self._manifest.tasks) or "none yet"
+        known = ", ".join(entry.name for entry in self._manifest.tasks) or "none"
         raise InputError(f"{self.path} has no task '{name}' (it has: {known})")
 
     @property
     def model(self) -> Model:
-        """The model in memory; read when it is first asked for. Of a damaged directory it has the tasks before."""
+        """The model in memory, read on first use; in a damaged directory with the tasks before the damage."""
         with self._lock:
             model = self.unproved()
             if not self._probed:
@@ -199,7 +199,7 @@ class Reader:
             return model
 
     def unproved(self) -> Model:
-        """The same, whatever it computes."""
+        """The model in memory, without checking its probe."""
         with self._lock:
             self._look_again()
             if self._loaded is None:
@@ -207,31 +207,31 @@ class Reader:
             return self._loaded
 
     def check_module(self) -> None:
-        """Refuse a module of the user's own that is not the one, by the first task, which needs no other one."""
+        """Refuse a user's module that does not compute the first task, which is read without the others."""
         if self._module is not None and self._manifest.tasks:
             first = Reader(self._folder, self._module, None, replace(self._manifest, tasks=self._manifest.tasks[:1]))
             first.model  # noqa: B018
 
     def answering(self, *tasks: str) -> Model:
-        """The model, where it can answer for these tasks."""
+        """The model, if these tasks can be read."""
         model = self.model
         self._require(*tasks)
         return model
 
     def _whole(self, read: Callable[[], Read]) -> Read:
-        """Read files of the state that was opened; if others changed the directory meanwhile, of the state now."""
+        """Read files of the opened state or, if the directory was changed meanwhile, of the new state."""
         for _ in range(10):
-            self._damage = None  # of a state that is gone
+            self._damage = None  # of an outdated state
             try:
                 return read()
             except Missing as error:
                 now = self._folder.manifest()
                 if now == self._manifest:
                     raise
-                if self._cards is not None or self._loaded is not None:  # of which something has been told already
-                    raise StoreError(f"{self.path} has been changed since it was read: open it again") from error
+                if self._cards is not None or self._loaded is not None:  # the opened state has been used already
+                    raise StoreError(f"{self.path} has changed since it was read: open it again") from error
                 self._manifest = now
-        raise StoreError(f"{self.path} changes faster than it can be read")
+        raise StoreError(f"{self.path} changes faster than it can be read: try again later")
 
     def _load(self) -> Model:
         model = self._without_tasks()
@@ -263,7 +263,7 @@ class Reader:
     # --- asking ------------------------------------------------------------------------------------------------
 
     def probabilities(self, x: Array, task: str) -> Tensor:
-        """[N, classes] for inputs as they were given to `learn`: raw pixels, unscaled columns."""
+        """Logits [N, classes] for inputs as given to `learn`: raw pixels, unscaled columns."""
         return self.answering(task).probabilities(self._inputs(x, task), task)
 
     @overload
@@ -276,21 +276,21 @@ class Reader:
         self, x: Array, task: str | None = None, *, tasks: Sequence[str] | None = None, rule: str = "confident",
         threshold: float | None = None,
     ) -> Tensor | Found:  # fmt: skip
-        """The most likely class of each input [N], counted from 0 within its task; `tasks` has a task for every row.
+        """Predict the class of each input [N], from 0 within its task; `tasks` has a task for every row.
 
-        With the task "auto" the rule finds the task of each input: see `Found`. What the rule finds with a probability
-        below the threshold is unknown; without one the threshold is that which was measured when a task was learned.
-        A batch of several tasks is computed at once where that is faster (`core/mixed.py`).
+        With the task "auto" the rule finds the task of each input: see `Found`. A task whose probability is below the
+        threshold is unknown; the default threshold was measured when a task was learned. A batch of several tasks is
+        computed at once if that is faster (`core/mixed.py`).
         """
         if (task is None) == (tasks is None):
-            raise InputError("give either one task, or tasks with one for every row")
+            raise InputError("give either task, or tasks with one for every row")
         if task == AUTO:
             return find(self, x, rule, threshold)
         if task is not None:
             return self.probabilities(x, task).argmax(1)
         assert tasks is not None
         if len(tasks) != len(x):
-            raise InputError(f"{len(tasks)} tasks for {len(x)} inputs: give one for every row")
+            raise InputError(f"there are {len(tasks)} tasks for {len(x)} inputs: give one for every row")
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(tasks):
             rows.setdefault(name, []).append(row)
@@ -302,8 +302,8 @@ class Reader:
         return mixed.classes(inputs, rows).cpu()
 
     def _rows(self, x: Array, rows: Mapping[str, list[int]]) -> Tensor:
-        """Raw inputs, each in the scaling of its task."""
-        ways: list[tuple[Any, list[int]]] = []  # mostly one
+        """Scale raw inputs, each as its task does."""
+        ways: list[tuple[Any, list[int]]] = []  # usually one
         for name, places in rows.items():
             scaling = self.card(name)["scaling"]
             known = next((found for way, found in ways if way == scaling), None)
@@ -323,14 +323,14 @@ class Reader:
     def evaluate(
         self, data: str | Path | Examples, task: str, *, label: str | None = None, labels: str | Path | None = None
     ) -> float:
-        """Accuracy in percent on labelled examples, from files or in memory."""
+        """Measure the accuracy in percent on labelled examples, from files or in memory."""
         inputs, numbers = self.examples(data, task, label, labels)
         return self.answering(task).evaluate((self._inputs(inputs, task), numbers), task)
 
     def examples(
         self, data: str | Path | Examples, task: str, label: str | None = None, labels: str | Path | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Raw inputs and labels of a task's examples; of a table, the column of labels is as it was learned."""
+        """Read raw inputs and labels of a task's examples; the label column of a table is the learned one."""
         if not isinstance(data, str | Path):
             return read_examples(data)
         card, second = self.card(task), None if labels is None else Path(labels)
@@ -341,25 +341,25 @@ class Reader:
         return found.inputs, found.labels
 
     def route(self, x: Array, rule: str = "confident", per: str = "row") -> Routed:
-        """Which task raw inputs are from."""
+        """Find the task of raw inputs."""
         network = self.model.network
-        self.require_whole()  # a task that cannot be read might be the one
+        self.require_whole()  # it could be a task that cannot be read
         if not self.cards:
-            raise InputError(f"{self.path} has no task yet: there is nothing to choose from")
+            raise InputError(f"{self.path} has no tasks: learn one first")
         if len({takes(card["recipe"]) for card in self.cards}) > 1:
-            raise InputError("the tasks take different kinds of input: name the task")
+            raise InputError("the tasks have different kinds of input: name the task")
         return route_among(network, self.cards, checked(x), rule, per)
 
     @property
     def measured(self) -> Measured | None:
-        """How well tasks were told apart when one was learned last; None where that was never measured."""
+        """The last measurement of routing; None if there is none."""
         for card in reversed(self.cards):
             if (found := Measured.of_card(card)) is not None:
                 return found
         return None
 
     def found_shares(self) -> dict[str, float]:
-        """By task the share of its held-out inputs that were found to be its own, as it was last measured."""
+        """By task the fraction of its held-out inputs that were routed to it, as last measured."""
         shares: dict[str, float] = {}
         for card in self.cards:
             if (measured := Measured.of_card(card)) is not None:
@@ -367,7 +367,7 @@ class Reader:
         return shares
 
     def bake(self, task: str) -> nn.Sequential:
-        """An ordinary torch module, from raw inputs as `predict` takes them to logits; see `store/baked.py`."""
+        """Make an ordinary torch module from raw inputs, as `predict` takes them, to logits; see `store/baked.py`."""
         return baked(self.answering(task).bake(task), self.card(task), self.base.network is not None)
 
     def _inputs(self, x: Array, task: str) -> Tensor:
@@ -375,7 +375,7 @@ class Reader:
 
 
 def checked(x: Array) -> Tensor:
-    """Raw inputs [N, ...] that a network can take: finite, of a known number type."""
+    """Check raw inputs [N, ...]: finite, of a known number type."""
     if not isinstance(x, Tensor):
         x = np.asarray(x)
     return read_examples((x, torch.zeros(len(x) if x.ndim else 0, dtype=torch.int64)))[0]

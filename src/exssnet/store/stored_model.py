@@ -1,4 +1,4 @@
-"""A model that lives in a directory: it learns task after task for years, and every change is whole or not at all."""
+"""A model in a directory that learns task after task; every change is atomic."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Removed:
-    """What became of a task that was taken out."""
+    """Result of removing a task."""
 
-    freed: int  # weights that no other task reads: they have their first values back
-    staying: int  # values that were trained on it, and stay because masks of other tasks hold them
-    undoable: bool  # its files stay until the next change, and `rollback` brings it back
+    freed: int  # weights that no other task uses, which have their initial values again
+    staying: int  # values trained on it that stay because masks of other tasks use them
+    undoable: bool  # its files stay until the next change, and `rollback` restores it
 
 
 class StoredModel(Reader):
@@ -64,13 +64,13 @@ class StoredModel(Reader):
         init: str | None = None, private: Collection[str] | None = None, head_layer: str | None = None,
         device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
-        """Make a directory without tasks. Every task gets a head of its own.
+        """Create a directory without tasks. Every task gets its own head.
 
-        `network` is the name of a built-in one or a module of yours; without it one is chosen by the shape of an
-        input: `mlp` for tables and vectors, LeNet-300-100 for small grey images, ResNet-18 for others. A module's own
-        weights are kept unless `init` says "hashed" (drawn from the seed), and the module itself is not stored: pass
-        it again to `open`. `private` names what each task has its own of ("norm", "bias", or patterns of parameter
-        names): for `mlp` its biases, else nothing, unless you say otherwise.
+        `network` is the name of a built-in network or your module; by default it is chosen by the shape of an
+        input: `mlp` for tables and vectors, LeNet-300-100 for small grey images, ResNet-18 for others. A module keeps
+        its weights unless `init` is "hashed" (drawn from the seed). The module itself is not stored: pass it again to
+        `open`. `private` names parameters that each task has its own copy of ("norm", "bias", or patterns of names);
+        by default the biases of `mlp`, and nothing for other networks.
         """
         model = cls.begin(path, network, input, density=density, seed=seed, method=method, width=width, init=init,
                           private=private, head_layer=head_layer, device=device)  # fmt: skip
@@ -84,7 +84,7 @@ class StoredModel(Reader):
         seed: int = 0, method: str = "exssnet+kkt", width: float | None = None, init: str | None = None,
         private: Collection[str] | None = None, head_layer: str | None = None, device: str | torch.device | None = None,
     ) -> StoredModel:  # fmt: skip
-        """The same, but nothing is written before the first task is learned."""
+        """Like `create`, but nothing is written before the first task is learned."""
         folder = _new_folder(path)
         base, stored = new_base(network, input, width, density, seed, method, init, private, head_layer)
         content = None if stored is None else save(_plain(stored))
@@ -94,7 +94,7 @@ class StoredModel(Reader):
 
     @classmethod
     def with_base(cls, path: str | Path, like: StoredModel) -> StoredModel:
-        """A directory with the base of another one, written with its first task."""
+        """Begin a directory with the base of another one, written with its first task."""
         folder, file = _new_folder(path), like._manifest.base_file
         content = None if file is None else like._folder.read(file)
         manifest = Manifest(like._manifest.base, file, (), "", "", None)
@@ -104,9 +104,9 @@ class StoredModel(Reader):
     def open(
         cls, path: str | Path, module: nn.Module | None = None, device: str | torch.device | None = None
     ) -> StoredModel:
-        """A directory that is there. `module`: the network, where it is one of your own.
+        """Open a directory. `module`: your own network, if it was created with one.
 
-        A module is refused here if it is built otherwise, or does not compute what the first task was learned with.
+        A module is refused if it has other tensors, or does not compute the answers of the first task.
         """
         model = cls(Folder(Path(path)), module, device)
         model.check_module()
@@ -121,27 +121,27 @@ class StoredModel(Reader):
         batch_size: int | None = None, optimizer: str = "adam", weight_decay: float | None = None, select: str = "last",
         listener: Listener | None = None,
     ) -> StoredTask:  # fmt: skip
-        """Add a task from files or from examples in memory, and have it on disk before this returns.
+        """Learn a task from files or from examples in memory; it is on disk when this returns.
 
         `data` is a folder of images with a sub-folder per class, a .parquet, .npz, .npy or .csv file (`label` names
         its column of labels, `labels` a second array), or what `Model.learn` takes; `classes` are then their names.
-        A share is `held_out` to measure the accuracy, and never trained on; `select="best"` chooses each phase's best
-        epoch on as large a share of what is left. Without a `batch_size`, few examples are learned in small batches;
-        `epochs` are 15 for the mask and 15 for its weights, or for a table of few rows more.
+        The fraction `held_out` measures the accuracy and is never trained on; `select="best"` chooses the best epoch of
+        each phase on an equal fraction of the rest. The default `batch_size` is smaller for few examples; the default
+        `epochs` are 15 for the mask and 15 for its weights, and more for a table of few rows.
         """
         check_name(name)
         check_method(self.base.method)
         if not 0 <= held_out < 1:
-            raise InputError(f"held_out is {held_out}: give a share from 0 up to, but not including, 1")
+            raise InputError(f"held_out is {held_out}: give a fraction from 0, below 1")
         now = self._manifest if self._unwritten else self._folder.manifest()
         if any(entry.name == name for entry in now.tasks):  # before the data is read
-            raise InputError(f"task '{name}' has been learned already: choose another name")
+            raise InputError(f"task '{name}' exists: choose another name")
         cards = self.cards
         self.require_whole()
         found = self._labelled(data, label, labels, classes)
         train, rest = files.hold_out(found.labels, held_out, self.base.seed)
-        chooses = rest  # the part on which every epoch is measured
-        if select == "best":  # that measure chooses an epoch, so it says too much of it: the rest is for the report
+        chooses = rest  # the part that measures every epoch
+        if select == "best":  # the chosen epoch is biased on that part, so another part measures the reported accuracy
             train, chooses = cut(train, found.labels, held_out, self.base.seed)
         scaling, source = fitting_scaling(found, train, cards), source_of(found, held_out)
         part = parts(found, scaling)
@@ -180,7 +180,7 @@ class StoredModel(Reader):
         return self.task(name)
 
     def summary(self) -> dict[str, Any]:
-        """All that is known of the model, as JSON."""
+        """Everything stored about the model, as JSON."""
         return {
             "path": str(self.path), "base": self.base.json(), "changes": self._manifest.number,
             "last_change": self._manifest.change, "time": self._manifest.time,
@@ -209,14 +209,14 @@ class StoredModel(Reader):
     # --- changing ----------------------------------------------------------------------------------------------
 
     def rename(self, task: str, name: str) -> None:
-        """Give a task another name."""
+        """Rename a task."""
         check_name(name)
         with self._changing() as change:
             self.task(task)
-            self._read_tensors()  # a rename reads none, but would spend the way back
+            self._read_tensors()  # a rename reads none, but would delete the previous state
             self.require_whole()
             if any(entry.name == name for entry in self._manifest.tasks):
-                raise InputError(f"task '{name}' is there already: choose another name")
+                raise InputError(f"task '{name}' exists: choose another name")
             entries = []
             for entry, card in zip(self._manifest.tasks, self.cards, strict=True):
                 now = renamed(card, task, name)
@@ -226,15 +226,15 @@ class StoredModel(Reader):
             change.commit(f"rename {task} to {name}", entries)
 
     def remove(self, task: str) -> Removed | None:
-        """Take a task out; what became of its weights. What other tasks read stays, and they are verified.
+        """Remove a task. Weights that other tasks use stay, and these tasks are verified.
 
-        Its files stay until the next change, so that `rollback` brings it back. Of a damaged directory the last task
-        can be taken out, unread: then nobody knows what became of its weights.
+        Its files stay until the next change, so that `rollback` can restore it. In a damaged directory the last task
+        can be removed without reading it; the result is None.
         """
         with self._changing() as change:
             change.spend_way_back()
             last = self._place(task) + 1 == len(self._manifest.tasks)
-            network = self.model.network  # reading it finds what is damaged
+            network = self.model.network  # reading finds damage
             if self.damage is not None and last:
                 change.commit(f"remove {task}", self._manifest.tasks[:-1])
                 return None
@@ -243,7 +243,7 @@ class StoredModel(Reader):
             first, start = self._first(), list(network.tasks).index(task)
             trained = (network.bank.owners() == start) & (network.weights != first)
             network.remove(task, first)
-            for learned in network.tasks.values():  # the name may be another task's some day
+            for learned in network.tasks.values():  # another task may get this name
                 learned.lender = None if learned.lender == task else learned.lender
             used = torch.zeros_like(network.bank.used)
             for index in range(start):
@@ -261,7 +261,7 @@ class StoredModel(Reader):
     def adopt(
         self, card: dict[str, Any], name: str, mask: Tensor, masked: Tensor, private: dict[str, Tensor]
     ) -> StoredTask:
-        """Add a task that was learned on the same base elsewhere: its card, mask, weights and private tensors."""
+        """Add a task that was learned elsewhere on the same base: its card, mask, weights and private tensors."""
         check_name(name)
         with self._changing() as change:
             network = change.model.network
@@ -270,30 +270,30 @@ class StoredModel(Reader):
             card = with_task(card, learned)
             if (wrong := probe.difference(network, card)) is not None:
                 raise StoreError(probe.refusal(name, wrong, self._module is not None))
-            card["routing"] = self._routing([*self.cards, card])  # what it was among other tasks means nothing here
+            card["routing"] = self._routing([*self.cards, card])  # routing among other tasks is meaningless here
             coded = task_files.write(network, self._first(), len(network.tasks) - 1, used)[0]
             change.add(f"import {name}", card, coded)
         return self.task(name)
 
     def import_task(self, other: StoredModel | str | Path, task: str | None = None, name: str | None = None) -> str:
-        """Add a task of another directory, or one that was exported as safetensors, of the same base; its name here."""
+        """Import a task of a directory, or a safetensors export, with the same base; return its name here."""
         if isinstance(other, str | Path):
             return exchange.adopt_file(self, Path(other), name)
         if task is None:
-            raise InputError(f"name a task of {other.path}: it has {', '.join(one.name for one in other.tasks)}")
+            raise InputError(f"give a task of {other.path}: it has {', '.join(one.name for one in other.tasks)}")
         exchange.adopt(self, other, task, name or task)
         return name or task
 
     def export(self, task: str, path: str | Path, form: str = "safetensors") -> nn.Module:
-        """Write one task on its own: `safetensors` or `torch` (a state_dict, and a .json that says how its inputs are
-        scaled), `onnx` or `pt2` (the whole computation, from raw inputs), or `model` (a directory).
+        """Export one task: `safetensors` or `torch` (a state_dict, and a .json that describes the scaling of inputs),
+        `onnx` or `pt2` (the computation from raw inputs), or `model` (a directory).
 
         Returns the task's module, from raw inputs to logits.
         """
         return exchange.export(self, task, Path(path), form)
 
     def rollback(self) -> str:
-        """Undo the last change; which it was."""
+        """Undo the last change; return its description."""
         with self._folder.writing() as writer:
             now = writer.manifest
             undone = "" if now is None else now.change
@@ -301,14 +301,14 @@ class StoredModel(Reader):
         return undone
 
     def plan(self, tasks: int = 10, density: float | None = None) -> Plan:
-        """What is left, and what so many more tasks at a density will leave and cost."""
+        """Free weights, and what `tasks` further tasks at a density leave and cost."""
         density = self.base.density if density is None else density
         network = self.model.network
         self.require_whole()
         return plan(network, tasks, density, not self.base.method.startswith("supsup"), self._card_bytes(tasks))
 
     def _card_bytes(self, tasks: int) -> float:
-        """What the files of so many more tasks hold besides tensors, for each: a card, and a header."""
+        """Bytes besides tensors of each further task: a card and a header."""
         more = range(len(self._manifest.tasks) + 1, len(self._manifest.tasks) + 1 + min(max(tasks, 1), 100))
         routing = sum(map(written, more)) / len(more)
         if not self._manifest.tasks:
@@ -319,11 +319,11 @@ class StoredModel(Reader):
         return routing - written(len(self._manifest.tasks)) + last.card.size + header
 
     def verify(self) -> Report:
-        """Check every file against its digest, and every task against what it was when it was learned."""
+        """Check the digests of all files, and of every task as it was learned."""
         return verify(self._folder, self._module).require()
 
     def _routing(self, cards: Sequence[Card]) -> dict[str, Any] | None:
-        """For the card of the newest task: how well it is told apart."""
+        """Measure routing with the newest task, for its card."""
         found = measure(self.model.network, cards, self._held_out.reader(self.base.seed))
         return None if found is None else found.json()
 
@@ -331,7 +331,7 @@ class StoredModel(Reader):
         return Change(self)
 
     def _forget(self, manifest: Manifest) -> None:
-        """Let go of what was read, of another state."""
+        """Forget the state that was read."""
         with self._lock:
             self._manifest, self._cards, self._damage, self._loaded, self._mixed = manifest, None, None, None, None
 
@@ -341,18 +341,18 @@ def check_name(name: str) -> None:
     good = isinstance(name, str) and name and name == name.strip() and name.isprintable()
     if not good or len(name) > LONGEST_NAME or name == AUTO or name[0] == "-" or any(sign in name for sign in "/\\,="):
         raise InputError(
-            f"{name!r} cannot be a task's name: give up to {LONGEST_NAME} letters, digits and signs without / \\ = "
-            f"or commas, without a - at the front, and not '{AUTO}'"
+            f"{name!r} cannot be the name of a task: give up to {LONGEST_NAME} letters, digits and signs without / \\ "
+            f"= or commas, not starting with -, and not '{AUTO}'"
         )
 
 
 def _new_folder(path: str | Path) -> Folder:
-    """A directory for a new model: never among somebody's other files."""
+    """Check the directory of a new model, which must be empty."""
     folder = Folder(Path(path))
     if not folder.exists() and folder.path.is_dir():
-        ours = {FILES, LOCK, UNFINISHED}  # of a model that was never finished
+        ours = {FILES, LOCK, UNFINISHED}  # of an unfinished model
         if any(entry.name not in ours and not entry.name.startswith(".") for entry in folder.path.iterdir()):
-            raise StoreError(f"{path} has other files, and is no model directory: choose another name")
+            raise StoreError(f"{path} has other files and is not a model directory: choose another path")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The check of a whole directory: every byte of every file, and every task against what it was when it was learned."""
+"""The check of a directory: the digests of all files, and of every task as it was learned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIES = 10
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that is not what it should be, and the tasks that need it."""
+    """A damaged file, and the tasks that need it."""
 
     file: str
     tasks: tuple[str, ...]
@@ -36,19 +36,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found."""
+    """Result of a check."""
 
     problems: tuple[Problem, ...]
     files: int
     bytes: int
-    tasks: Verification | None  # None where a damaged file kept the tasks from being read
+    tasks: Verification | None  # None if damage prevented reading the tasks
 
     @property
     def verified(self) -> bool:
         return not self.problems
 
     def require(self) -> Report:
-        """Raise if anything is wrong, naming the first file and the tasks it hits."""
+        """Raise an error for the first damaged file, with the tasks that need it."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
             raise StoreError(f"{self.problems[0]}{more}")
@@ -56,13 +56,13 @@ class Report:
 
 
 def verify(folder: Folder, module: nn.Module | None = None) -> Report:
-    """Read everything again. Without the module a network of the user's own needs, only the files are checked."""
+    """Read and check everything. Without the module of a user's network only files are checked."""
     report = _check(folder, module)
     for _ in range(TRIES):
         if report.verified:
             break
         before, report = report, _check(folder, module)
-        if report == before:  # a file that another process swept meanwhile is not missing the second time
+        if report == before:  # a file that another process removed meanwhile is not missing in the second pass
             break
     return report
 
@@ -89,7 +89,7 @@ def _check(folder: Folder, module: nn.Module | None) -> Report:
 
 
 def _wanted(manifest: Manifest, note: File | None) -> dict[File, tuple[str, ...]]:
-    """Every file, with the tasks that cannot do without it. A note stands for the manifest before, which is gone."""
+    """Every file, with the tasks that need it. A note replaces a deleted previous manifest."""
     names = tuple(task.name for task in manifest.tasks)
     wanted: dict[File, tuple[str, ...]] = {}
     if manifest.base_file is not None:
@@ -104,11 +104,11 @@ def _wanted(manifest: Manifest, note: File | None) -> dict[File, tuple[str, ...]
 
 
 def _way_back(folder: Folder, before: File) -> dict[File, tuple[str, ...]]:
-    """The files of the manifest before."""
+    """The files of the previous manifest."""
     try:
         return dict.fromkeys(parse(folder.read(before), before.name).files(), (ROLLBACK,))
     except StoreError:
-        return {}  # told when it is read itself
+        return {}  # reported when it is read itself
 
 
 def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Report:
@@ -120,7 +120,7 @@ def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Rep
             return report
         network = stored.unproved().network
         found = network.verify()
-        if stored.damage is not None:  # whole files, but not what they should be
+        if stored.damage is not None:  # intact files with wrong content
             damage = stored.damage
             problem = Problem(damage.file, damage.tasks, f"{damage.file}: {damage.reason}")
             return Report((problem,), report.files, report.bytes, None)

@@ -1,11 +1,11 @@
-"""A change of a model directory: files first, then the manifest that names them.
+"""Write a change of a model directory: files first, then the manifest that names them.
 
-The manifest before is kept as a file too, with all that it names, so the last change can be taken back; a note says
-where it is gone. What none of these names is swept away by the next change.
+The previous manifest stays as a file with everything it names, so the last change can be undone; a note says if it was
+deleted. The next change removes files that neither manifest names.
 
-A change is committed by a hard link: the new manifest becomes the one file that may follow the manifest which the
-change began from. Of two writers whom no lock kept apart one makes that link and the other is refused. The link is then
-renamed to `manifest.json`; who finds it before that reads it as the manifest.
+A change is committed by a hard link, named after the manifest that the change began from. If two processes write
+without a working lock, one makes that link and the other is refused. The link is then renamed to `manifest.json`; a
+reader that finds the link reads it as the manifest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from exssnet.errors import StoreError
-from exssnet.io.disk import sync_names, temporary, write_new, write_whole
+from exssnet.io.disk import sync_names, temporary, write_atomic, write_new
 from exssnet.store.directory import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
 from exssnet.store.format.manifest import File, Manifest, parse, undone_note
 
@@ -30,23 +30,23 @@ Done = TypeVar("Done")
 
 
 class Writer:
-    """Puts files, then commits them with a manifest. Only while the lock is held."""
+    """Writes files, then commits them with a manifest, while the lock is held."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self._files = folder.path / FILES
         self._put: dict[File, bytes] = {}
-        self._spends_way_back = False  # whether it may be given up for room on a full disk
+        self._spends_way_back = False  # whether it may be deleted on a full disk
         self._way_back = True
         self._began = self._latest() if folder.exists() else None
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the change begins from."""
+        """The state that the change begins from."""
         return None if self._began is None else parse(self._began, str(self.folder.path / MANIFEST))
 
     def _latest(self) -> bytes:
-        """The manifest that a change begins from; put in its position, if the process that committed it was killed."""
+        """The manifest that a change begins from; renamed first if the process that committed it was killed."""
         content = self.folder.shown()
         following = self.folder.after(content)
         if os.path.lexists(following):
@@ -60,20 +60,20 @@ class Writer:
     # --- files -----------------------------------------------------------------------------------------------
 
     def put(self, content: bytes, ending: str) -> File:
-        """Write a file for good, unless it is there already, undamaged."""
+        """Write a file, unless it exists undamaged."""
         return self._with_room(lambda: self._write(content, ending))
 
     def _write(self, content: bytes, ending: str) -> File:
         file = File.of(content, ending)
         if not holds(self._files / file.name, content):
-            write_whole(self._files / file.name, content)
+            write_atomic(self._files / file.name, content)
         self._put[file] = content
         return file
 
     # --- committing ------------------------------------------------------------------------------------------
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make this the state of the directory; the manifest as written."""
+        """Commit this state; return the manifest as written."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
         now = self.manifest
         number = 0 if now is None else now.number + 1
@@ -97,30 +97,30 @@ class Writer:
         return manifest
 
     def rollback(self) -> Manifest:
-        """Put the manifest before the last change back; what it says now. Needs no room on the disk."""
+        """Restore the previous manifest and return it. Needs no disk space."""
         now = self.manifest
         if self._began is None or now is None or now.before is None:
-            raise StoreError(f"{self.folder.path} has no change that could be undone")
+            raise StoreError(f"{self.folder.path} has no change to undo")
         if self.folder.note(self._began) is not None:
             raise StoreError(
-                f"{self.folder.path}: only the last change can be undone, and it has been, or was given up for room on "
-                f"the disk"
+                f"{self.folder.path} has no change to undo: the previous state was restored already, or deleted on a "
+                f"full disk"
             )
         content = self.folder.read(now.before)
         back = parse(content, now.before.name)
         for file in back.files():
             self.folder.read(file)
         noted = back.before is None or self._note(content)
-        self.folder.after(content).unlink(missing_ok=True)  # what followed it once
+        self.folder.after(content).unlink(missing_ok=True)  # its former successor
         self._replace(self._files / now.before.name, content)
         self._sweep_up()
-        if not noted:  # now there is room
+        if not noted:  # now there is space
             with suppress(OSError):
                 self._note(content)
         return back
 
     def _note(self, content: bytes) -> bool:
-        """Note that there is no way back from a manifest, if there is room."""
+        """Note that the previous manifest was deleted, if there is space."""
         try:
             self._write(undone_note(content), "json")
         except OSError as error:
@@ -130,7 +130,7 @@ class Writer:
         return True
 
     def _replace(self, fresh: Path, content: bytes) -> None:
-        """Have a file that is written, the manifest with this content, take the position of the one it began from."""
+        """Commit a written file, the manifest with this content, as successor of the one it began from."""
         shown = self.folder.path / MANIFEST
         sync_names(self._files)
         if self._began is None:
@@ -145,7 +145,7 @@ class Writer:
         self._settle(following)
 
     def _settle(self, committed: Path) -> None:
-        """What is left to do when a change is committed."""
+        """Finish a committed change."""
         shown = self.folder.path / MANIFEST
         try:
             sync_names(self._files)
@@ -154,15 +154,15 @@ class Writer:
                     committed.replace(shown)
             sync_names(self.folder.path)
             for file, content in self._put.items():
-                if not os.path.lexists(self._files / file.name):  # swept by a process that no lock kept out
-                    write_whole(self._files / file.name, content)
+                if not os.path.lexists(self._files / file.name):  # removed by a process that the lock did not exclude
+                    write_atomic(self._files / file.name, content)
         except OSError as error:
             raise StoreError(
                 f"{self.folder.path} was changed, but a power failure may still undo it: {reason(error)}"
             ) from error
 
     def _link(self, fresh: Path, to: Path) -> None:
-        """Of several processes that do this at once one succeeds."""
+        """Link a file; of several processes one succeeds."""
         try:
             os.link(fresh, to)
         except FileExistsError as error:
@@ -170,8 +170,8 @@ class Writer:
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            self._require_unchanged()  # all that can be done where the file system has no hard links
-            write_whole(to, fresh.read_bytes())
+            self._require_unchanged()  # the best check on a file system without hard links
+            write_atomic(to, fresh.read_bytes())
 
     def _require_unchanged(self) -> None:
         now = self.folder.manifest_bytes() if self.folder.exists() else None
@@ -179,38 +179,36 @@ class Writer:
             raise self._too_late()
 
     def require_not_overtaken(self, error: Exception) -> None:
-        """Where another process has made a change, that is why something is missing."""
+        """Raise an error if another process changed the directory, which explains missing files."""
         try:
             self._require_unchanged()
         except StoreError as overtaken:
             raise overtaken from error
 
     def _is_too_late(self, following: Path, content: bytes) -> bool:
-        """Whether the manifest it began from had been followed by another one, so that nothing leads to this one.
+        """Whether another manifest followed the one this change began from, so that this one is not reachable.
 
-        Where a process has gone on from this one already, it has renamed the link.
+        A process that has continued from this one has renamed the link.
         """
         return self.folder.shown() != self._began and holds(following, content)
 
     def _too_late(self) -> StoreError:
         if self._began is None:
-            return StoreError(f"{self.folder.path} is a model directory already: open it")
-        return StoreError(
-            f"{self.folder.path} was changed by another process meanwhile, and this change was not made: try it again"
-        )
+            return StoreError(f"{self.folder.path} is already a model directory: open it")
+        return StoreError(f"{self.folder.path} was changed by another process, and this change was not made: try again")
 
     # --- sweeping --------------------------------------------------------------------------------------------
 
     def _sweep_up(self) -> None:
-        """Remove what is needed no more; what stays behind is swept the next time."""
+        """Remove unneeded files; what cannot be removed is removed by the next change."""
         with suppress(OSError):
             (self.folder.path / UNFINISHED).unlink(missing_ok=True)
             self._sweep(self._named)
         if not self._way_back:
-            self.folder.sign()  # there is room again
+            self.folder.sign()  # there is space again
 
     def _named(self) -> set[str]:
-        """What the manifest names, and the one before it."""
+        """Files named by the manifest and the previous one."""
         content = self.folder.manifest_bytes()
         now = parse(content, MANIFEST)
         kept = {file.name for file in now.files()} | {File.of(undone_note(content), "json").name}
@@ -221,14 +219,14 @@ class Writer:
         return kept
 
     def _sweep(self, named: Callable[[], set[str]]) -> None:
-        """Remove our files that are not named; files that others put there stay.
+        """Remove our files that are not named; other files stay.
 
-        They are moved aside first: what a process names that committed meanwhile goes back.
+        They are renamed first: files named by a process that committed meanwhile are restored.
         """
         kept, aside = named(), {}
         for path in [*self._files.iterdir()]:
             if OURS.fullmatch(path.name) and path.name not in kept:
-                with suppress(OSError):  # such as a folder in its position: the others go
+                with suppress(OSError):  # such as a folder of that name: continue with the others
                     if path.name.startswith("."):
                         path.unlink()
                     else:
@@ -247,18 +245,20 @@ class Writer:
     # --- room ------------------------------------------------------------------------------------------------
 
     def spend_way_back(self) -> None:
-        """This change makes the directory smaller: on a full disk it may give up the way back."""
+        """Allow this change, which makes the directory smaller, to delete the previous state on a full disk."""
         self._spends_way_back = True
 
     def refusal(self, error: OSError) -> StoreError:
-        """What to say of a change that failed, and what it has cost; that is noted for `verify`, if there is room."""
-        same = f"{self.folder.path} cannot be written, and is as it was"
+        """Describe a failed change, and note a deleted previous state for `verify`, if there is space."""
+        same = f"{self.folder.path} cannot be written and is unchanged"
         if self._way_back or self._began is None:
             return StoreError(f"{same}: {reason(error)}")
         with suppress(OSError):
             self._sweep(self._needed(parse(self._began, MANIFEST)))  # what was put
             self._note(self._began)
-        return StoreError(f"{same}, but without a way back: {reason(error)} (removing the last task needs none)")
+        return StoreError(
+            f"{same}, but its last change cannot be undone any more: {reason(error)}, or remove the last task"
+        )
 
     def _with_room(self, write: Callable[[], Done]) -> Done:
         try:

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from exssnet.errors import RunError
-from exssnet.io.disk import write_whole
+from exssnet.io.disk import write_atomic
 from exssnet.io.parse import read_safetensors
 
 MOST_BYTES = 2**40
@@ -39,7 +39,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
     content = bytearray(save(plain, told))
     start = content.index(DIGEST, 8) + len(DIGEST)
     content[start : start + len(ZEROS)] = hashlib.sha256(content).hexdigest().encode()
-    write_whole(path, content)
+    write_atomic(path, content)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Data sets known by name: from the hub or a local mirror, decoded once into a cache."""
+"""Named data sets: from the hub or a local mirror, decoded once into a cache."""

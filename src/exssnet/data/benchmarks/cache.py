@@ -1,7 +1,6 @@
-"""The cache folder: files of tensors that can be made again, so a missing or damaged one is never an error.
+"""The cache folder: files of tensors that can be recomputed, so a missing or damaged one is never an error.
 
-A file is written under another name and moved into place, so a reader or a second writer sees all of it or
-nothing.
+A file is written under a temporary name and renamed, so a reader or a second writer sees it complete or not at all.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = 1  # raise when the same source files would give other tensors
-STALE_SECONDS = 3600  # a partial file this old was left by a killed process
+FORMAT = 1  # increase when the same source files give other tensors
+STALE_SECONDS = 3600  # seconds; an older partial file was left by a killed process
 
 Pair = tuple["Tensor", "Tensor"]
 
 
 def fingerprint(files: Sequence[Path], *purpose: str) -> str:
-    """A key that changes when a source file is replaced, without reading it."""
+    """Make a key that changes when a source file is replaced, without reading it."""
     parts = [str(FORMAT), *purpose]
     for file in files:
         status = file.stat()
@@ -39,7 +38,7 @@ def fingerprint(files: Sequence[Path], *purpose: str) -> str:
 
 
 def cached(file: Path, make: Callable[[], Pair]) -> tuple[Tensor, Tensor, str]:
-    """Inputs, labels and their digest: from a sound cache file, or made and, where possible, kept in one."""
+    """Load inputs, labels and their digest from the cache, or make them and cache them if possible."""
     found = _read(file)
     if found is not None:
         return found
@@ -49,7 +48,7 @@ def cached(file: Path, make: Callable[[], Pair]) -> tuple[Tensor, Tensor, str]:
         write_tensors(file, {"inputs": inputs, "labels": labels}, {"digest": digest})
     except OSError as error:
         warnings.warn(
-            f"cannot keep decoded data in {file.parent} ({error.strerror}), so it is decoded every time: "
+            f"cannot cache decoded data in {file.parent} ({error.strerror}), so it is decoded every time: "
             "set EXSSNET_CACHE to a writable folder",
             stacklevel=2,
         )
@@ -57,7 +56,7 @@ def cached(file: Path, make: Callable[[], Pair]) -> tuple[Tensor, Tensor, str]:
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file whole or not at all."""
+    """Write a safetensors file atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -67,7 +66,7 @@ def write_tensors(file: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     try:
         save_file(tensors, partial, metadata)
         os.replace(partial, file)
-    except SafetensorError as error:  # how safetensors reports a full or read-only disk
+    except SafetensorError as error:  # safetensors' error for a full or read-only disk
         raise OSError(None, str(error)) from error
     finally:
         partial.unlink(missing_ok=True)

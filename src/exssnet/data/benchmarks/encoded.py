@@ -1,4 +1,4 @@
-"""Encoded images on disk, read one at a time: image files, or parquet unpacked for random access."""
+"""Encoded images on disk, read one at a time: image files, or unpacked parquet files."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ MOST_BYTES = 2**28  # of one encoded image
 
 
 class Encoded(ABC):
-    """Encoded images by row. Read from several threads at once."""
+    """Encoded images by row, safe to read from several threads."""
 
     @abstractmethod
     def read(self, row: int) -> tuple[bytes, str]:
-        """The bytes of one image, and where they lie, for messages."""
+        """The bytes of one image, and their location for messages."""
 
 
 class ImageFiles(Encoded):
-    """One file for each image."""
+    """One file per image."""
 
     def __init__(self, files: list[str]) -> None:
-        self._files = files  # text, as a million Path objects would take a gigabyte
+        self._files = files  # strings, because a million Path objects take a gigabyte
 
     def read(self, row: int) -> tuple[bytes, str]:
         file = self._files[row]
         try:
             return parse.read(Path(file), MOST_BYTES), file
         except ParseError as error:
-            raise DataError(f"{error}; put an image there") from error
+            raise DataError(f"{error}; replace it by an image") from error
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 class ParquetImages(Encoded):
-    """Rows of parquet files, through a pack for each file.
+    """Rows of parquet files, with a pack per file.
 
-    Parquet gives out whole compressed row groups, so one image of a shuffled set costs reading a hundred. So
-    each file's encoded bytes are written once, end to end, into the cache, where one image is one read. A
-    pack for each file (not for each task) reads the source once however many tasks there are, and a killed
-    run keeps the packs it finished. The price is disk: the packs are as large as the source.
+    Parquet reads whole compressed row groups, so one image of a shuffled set costs reading a hundred. Therefore the
+    encoded bytes of each file are written once, contiguously, into the cache, where one image is one read. A pack per
+    file (not per task) reads the source once for any number of tasks, and finished packs survive a killed run. The
+    packs take as much disk space as the source.
     """
 
     def __init__(self, source: Source, files: list[Path], counts: list[int]) -> None:
@@ -84,7 +84,7 @@ class ParquetImages(Encoded):
 
 
 class Pack:
-    """Encoded images end to end in one safetensors file, mapped into memory."""
+    """Contiguous encoded images in one safetensors file, mapped into memory."""
 
     def __init__(self, file: Path) -> None:
         from safetensors.torch import load_file
@@ -100,7 +100,7 @@ class Pack:
 
 
 def open_pack(file: Path, source: Source) -> Pack:
-    """The pack of a parquet file, made first if it is missing or damaged."""
+    """Open the pack of a parquet file; create it if it is missing or damaged."""
     from safetensors import SafetensorError
 
     target = cache_folder() / "packs" / f"{source.name}-{fingerprint([file], 'pack')}.safetensors"
@@ -120,5 +120,5 @@ def _write_pack(target: Path, file: Path, source: Source) -> None:
     except OSError as error:
         raise DataError(
             f"cannot write {os.path.getsize(file) >> 20} MiB of unpacked images to {target.parent} "
-            f"({error.strerror}): set EXSSNET_CACHE to a writable folder with room for the data set"
+            f"({error.strerror}): set EXSSNET_CACHE to a writable folder with enough space for the data set"
         ) from error

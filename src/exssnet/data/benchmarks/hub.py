@@ -1,4 +1,4 @@
-"""Parquet files of a data set by its hub id: from a local mirror, or downloaded once and verified."""
+"""Find the parquet files of a hub data set: in a local mirror, or downloaded once and verified."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def parquet_files(hub_id: str, split: str, config: str | None = None) -> list[Path]:
-    """The files `<split>-*.parquet` of a data set, sorted.
+    """Find the files `<split>-*.parquet` of a data set, sorted.
 
-    A data set that lies in the mirror `EXSSNET_DATA` is taken from there and the network is not asked.
+    A data set in the mirror `EXSSNET_DATA` is used without network access.
     """
     mirror = os.environ.get("EXSSNET_DATA")
     if mirror:
@@ -37,7 +37,7 @@ def _in_folder(folder: Path, split: str, config: str | None) -> list[Path]:
     if not files:
         raise DataError(
             f"no {split}-*.parquet in {folder}{f' for {config}' if config else ''}: "
-            "complete the mirror, or unset EXSSNET_DATA to download"
+            "add the files to the mirror, or unset EXSSNET_DATA to download"
         )
     return files
 
@@ -48,7 +48,7 @@ def _belongs(name: str, split: str, config: str | None) -> bool:
 
 
 def _received(receipt: Path) -> list[Path]:
-    """Files verified by an earlier download: no network, no second hashing of what may be 100 GB."""
+    """Files verified by an earlier download, without network access or hashing up to 100 GB again."""
     try:
         sizes = parse.json_file(receipt, dict[str, int])
         whole = all(os.path.getsize(file) == size for file, size in sizes.items())
@@ -66,7 +66,7 @@ def _download(hub_id: str, split: str, config: str | None, receipt: Path) -> lis
         files = [_fetch(hub_id, info.sha, file) for file in sorted(wanted, key=lambda file: file.rfilename)]
     except DataError:
         raise
-    # the library's errors belong to whichever HTTP client its version uses, so no narrower class fits all
+    # the errors of the library depend on the HTTP client of its version
     except Exception as error:
         raise DataError(_cannot_fetch(hub_id, split, error)) from error
     if not files:
@@ -80,7 +80,7 @@ def _fetch(hub_id: str, revision: str | None, file: RepoSibling) -> Path:
 
     path = Path(hf_hub_download(hub_id, file.rfilename, repo_type="dataset", revision=revision))
     if file.lfs is None:
-        return path  # a small file kept in git itself: the hub states no SHA-256 for it
+        return path  # a small file stored in git: the hub has no SHA-256 for it
     found = _sha256(path)
     if found != file.lfs.sha256:
         os.unlink(os.path.realpath(path))
@@ -104,7 +104,7 @@ def _keep_receipt(receipt: Path, files: list[Path]) -> None:
         partial.write_text(json.dumps({str(file): file.stat().st_size for file in files}))
         os.replace(partial, receipt)
     except OSError:
-        return  # only costs asking the hub and hashing again next time
+        return  # only costs a request and hashing again next time
 
 
 def _cannot_fetch(hub_id: str, split: str, error: Exception) -> str:
@@ -113,5 +113,5 @@ def _cannot_fetch(hub_id: str, split: str, error: Exception) -> str:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         f"cannot find {hub_id} ({split}-*.parquet) {looked}: {type(error).__name__}: {reason}; "
-        "set EXSSNET_DATA to a folder that holds it, or connect to the internet (gated sets need a hub login)"
+        "set EXSSNET_DATA to a folder that has it, or connect to the internet (gated data sets need a hub login)"
     )

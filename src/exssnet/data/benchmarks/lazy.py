@@ -1,4 +1,4 @@
-"""Data too large to decode beforehand: images are read, decoded and cropped when a batch asks for them."""
+"""Data too large to decode beforehand: images are read, decoded and cropped per batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIZE = 224
 RESIZED = 256  # shorter side before the centre crop
-ATTEMPTS = 10  # draws of a crop that may not fit, as is usual; then the largest centre crop
+ATTEMPTS = 10  # attempts to draw a crop that fits, as is usual; then the largest centre crop
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
@@ -49,7 +49,7 @@ class LazyImages(Data):
         rows = self._rows[index.cpu()].tolist()
         draws: list[NDArray[np.float64] | None] = [None] * len(rows)
         if generator is not None:
-            # a fixed number of draws for each image, so that one image's size does not move another's crop
+            # a fixed number of draws per image, so that the size of one image does not affect another's crop
             shape = (len(rows), ATTEMPTS + 1, 4)
             uniform = torch.rand(shape, generator=generator, device=self.device)
             draws = list(uniform.cpu().double().numpy())
@@ -80,7 +80,7 @@ class LazySplit(Split):
 
 
 def hub_images(source: Source) -> Dataset:
-    """A hub data set of encoded images; only the label column is read now."""
+    """Open a hub data set of encoded images; only the label column is read."""
     assert source.hub_id is not None
     train_files = parquet_files(source.hub_id, source.train_split)
     test_files = parquet_files(source.hub_id, source.test_split)
@@ -89,18 +89,18 @@ def hub_images(source: Source) -> Dataset:
 
 
 def image_folder(root: str | Path, name: str = "folder") -> Dataset:
-    """Images as `<root>/train/<class>/*.jpg` and `<root>/val/<class>/*.jpg`; classes are in order of name."""
+    """Open images as `<root>/train/<class>/*.jpg` and `<root>/val/<class>/*.jpg`; classes in order of name."""
     root = Path(root).expanduser()
     names = _subfolders(root / "train")
     if _subfolders(root / "val") != names:
         differ = sorted(set(names) ^ set(_subfolders(root / "val")))
-        raise DataError(f"{root}: class {differ[0]} is in only one of train and val; both need the same classes")
+        raise DataError(f"{root}: class {differ[0]} is missing in train or val; give both the same classes")
     train, test = (_folder_split(root / part, names) for part in ("train", "val"))
     return Dataset(name, train, test, names, (3, SIZE, SIZE))
 
 
 def centre(image: Image) -> Image:
-    """Resize the shorter side, then cut the middle; one resampling of exactly that part of the image."""
+    """Resize the shorter side and crop the centre, in one resampling of that part of the image."""
     from PIL.Image import Resampling
 
     side = min(image.size) * SIZE / RESIZED
@@ -109,10 +109,10 @@ def centre(image: Image) -> Image:
 
 
 def random_crop(image: Image, draw: NDArray[np.float64]) -> Image:
-    """8 to 100 % of the area at an aspect ratio from 3/4 to 4/3, resized; mirrored half of the time.
+    """Crop 8 to 100 % of the area at an aspect ratio from 3/4 to 4/3 and resize it; flip half of the images.
 
-    `draw` is uniform [ATTEMPTS + 1, 4]: area, aspect, place across, place down; the last row
-    decides the mirroring.
+    `draw` is uniform [ATTEMPTS + 1, 4]: area, aspect, horizontal and vertical offset; the last row decides
+    flipping.
     """
     from PIL.Image import Resampling, Transpose
 
@@ -141,7 +141,7 @@ def _crop_box(width: int, height: int, draw: NDArray[np.float64]) -> tuple[float
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The decoding threads of a process; a forked child needs its own."""
+    """The decoding threads of a process; a forked process needs its own."""
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="exssnet-decode")
 
 
@@ -178,7 +178,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _digest(files: list[tuple[str, int]], labels: Tensor) -> str:
-    """SHA-256 over file names, sizes and labels: naming the data must not cost reading all of it."""
+    """SHA-256 of file names, sizes and labels, without reading the images."""
     digest = hashlib.sha256("\n".join(f"{name} {size}" for name, size in files).encode())
     digest.update(labels.numpy().data)
     return digest.hexdigest()

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from exssnet.data.benchmarks.registry import Source
 
-CHUNK = 256  # images per piece of work: enough that the threads seldom meet at the queue
+CHUNK = 256  # images per unit of work: large enough that threads rarely contend for the queue
 
 
 def decode(files: list[Path], source: Source) -> tuple[Tensor, Tensor]:
-    """All images uint8 [N, C, H, W] and labels int64 [N] of some parquet files, in their order."""
+    """Read all images uint8 [N, C, H, W] and labels int64 [N] of parquet files, in order."""
     labels = [read_labels(file, source) for file in files]
     images = np.empty((sum(map(len, labels)), *source.shape), np.uint8)
     start = 0
@@ -46,7 +46,7 @@ def decode(files: list[Path], source: Source) -> tuple[Tensor, Tensor]:
 
 
 def encoded_groups(file: Path, source: Source) -> Iterator[list[bytes | None]]:
-    """The encoded bytes of one row group after the other, so that memory holds one at a time."""
+    """Yield the encoded bytes of each row group, with one in memory at a time."""
     parquet = open_parquet(file, source)
     for group in range(parquet.num_row_groups):
         column = parquet.read_row_group(group, columns=[source.image_column])[source.image_column]
@@ -63,7 +63,7 @@ def read_labels(file: Path, source: Source) -> Tensor:
 
 
 def class_names(file: Path, source: Source) -> list[str]:
-    """The names in the parquet's `huggingface` metadata, or numbers where it does not name every class."""
+    """Class names from the `huggingface` metadata, or numbers if it does not name every class."""
     metadata = open_parquet(file, source).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
@@ -74,7 +74,7 @@ def class_names(file: Path, source: Source) -> list[str]:
 
 
 def open_parquet(file: Path, source: Source) -> Any:
-    """A `pyarrow.parquet.ParquetFile` (untyped) that has the source's columns."""
+    """Open a `pyarrow.parquet.ParquetFile` (untyped) that has the source's columns."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -82,12 +82,12 @@ def open_parquet(file: Path, source: Source) -> Any:
     try:
         parquet = ParquetFile(file)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file}: not readable as parquet ({error}); fetch the file again") from error
+        raise DataError(f"{file}: not readable as parquet ({error}); download the file again") from error
     schema = parquet.schema_arrow
     for column in (source.image_column, source.label_column):
         if column not in schema.names:
             raise DataError(f"{file}: no column '{column}'; it has {', '.join(schema.names)}")
     image = schema.field(source.image_column).type
     if not (pa.types.is_struct(image) and image.get_field_index("bytes") >= 0):
-        raise DataError(f"{file}: column '{source.image_column}' holds {image}, expected a struct with 'bytes'")
+        raise DataError(f"{file}: column '{source.image_column}' has {image}, expected a struct with 'bytes'")
     return parquet

@@ -1,4 +1,4 @@
-"""The data sets we know by name: where they come from, their layout, how they are scaled and augmented."""
+"""Named data sets: source, layout, scaling and augmentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Source:
-    """One data set. Hub columns and splits have the hub's own names."""
+    """One data set. Columns and splits have the hub's names."""
 
     name: str
     shape: tuple[int, int, int]  # channels, height, width as stored
@@ -22,7 +22,7 @@ class Source:
     std: tuple[float, ...]
     scale: float = 1 / 255
     augment: tuple[Transform, ...] = ()
-    hub_id: str | None = None  # None: embedded in an installed package
+    hub_id: str | None = None  # None: part of an installed package
     image_column: str = "image"
     label_column: str = "label"
     train_split: str = "train"
@@ -34,7 +34,7 @@ class Source:
 
 
 SOURCES = (
-    # mean and std of the train part, as tests/data/test_sources.py recomputes them
+    # mean and std of the train part; tests/data/test_sources.py recomputes them
     Source("digits", (1, 8, 8), 10, mean=(0.3057,), std=(0.3763,), scale=1 / 16),
     Source("mnist", (1, 28, 28), 10, mean=(0.1307,), std=(0.3081,), hub_id="ylecun/mnist"),
     Source(
@@ -72,7 +72,7 @@ SOURCES = (
 
 
 def find_source(name: str) -> Source:
-    """The source with a short name (`mnist`) or a hub id (`ylecun/mnist`)."""
+    """Find a source by short name (`mnist`) or hub id (`ylecun/mnist`)."""
     for source in SOURCES:
         if name in (source.name, source.hub_id):
             return source

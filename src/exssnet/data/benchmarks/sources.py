@@ -1,4 +1,4 @@
-"""A data set by name, decoded into tensors once and kept in the cache."""
+"""Load data sets by name, decoded once into cached tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exssnet.randomness import generator
 
 
 def load(name: str) -> Dataset:
-    """A data set by its short name or hub id; `exssnet.data.SOURCES` lists them."""
+    """Load a data set by short name or hub id; `exssnet.data.SOURCES` lists them."""
     source = find_source(name)
     if source.hub_id is None:
         return _digits(source)
@@ -55,7 +55,7 @@ def _digits(source: Source) -> Dataset:
 
 
 def _every_fourth(labels: Tensor, classes: int) -> Tensor:
-    """A quarter of every class as a mask: part of the data set's definition, so no run's seed moves it."""
+    """A quarter of every class as a mask; part of the data set's definition, independent of seeds."""
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label, rows in enumerate(rows_by_class(labels, classes)):
         order = torch.randperm(len(rows), generator=generator(0, "digits", label))

@@ -1,1 +1,1 @@
-"""A user's own examples: files of images, tables and arrays, and what is given in Python."""
+"""A user's examples: files of images, tables and arrays, and Python objects."""

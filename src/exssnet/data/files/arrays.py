@@ -1,7 +1,7 @@
-"""A user's NumPy files: which array holds the inputs, which the labels, and how they lie.
+"""A user's NumPy files: the arrays of inputs and labels, and their layout.
 
-Pictures are arrays of uint8. [N, H, W] is grey; of four axes the second has the channels if it is 1 or 3, else the
-last. An array that has the network's size one way is read that way.
+Images are arrays of uint8. [N, H, W] is grayscale; of four axes the second has the channels if its size is 1 or 3,
+otherwise the last. An array that fits the network in one layout is read in that layout.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CHANNELS = (1, 3)  # grey, RGB
 
 
 def labelled_arrays(file: Path, labels: Path | None, label: str | None) -> tuple[NDArray[Any], list[Any]]:
-    """Inputs [N, ...] and labels, as they are written, of one .npz or two .npy files."""
+    """Read inputs [N, ...] and labels, as stored, from one .npz or two .npy files."""
     if file.suffix.lower() == ".npy":
         if labels is None:
-            raise InputError(f"{file}: has no labels; name a second .npy file that holds them (--labels)")
+            raise InputError(f"{file}: has no labels; give a second .npy file of labels (--labels)")
         x, y, names = _only(file), _only(labels), (file.name, labels.name)
     else:
         names = _pair(file, npy.headers(file), label)
@@ -49,25 +49,25 @@ def labelled_arrays(file: Path, labels: Path | None, label: str | None) -> tuple
 
 
 def unlabelled_arrays(file: Path, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Inputs [N, *shape] of an .npz or .npy file, of the kind that was learned from."""
+    """Read inputs [N, *shape] of an .npz or .npy file, of the learned type."""
     arrays = npy.headers(file)
     chosen = [name for name in arrays if len(arrays) == 1 or name.lower() in INPUTS]
     if len(chosen) != 1:
-        raise DataError(f"{file}: which array holds the inputs? It has {_listed(arrays)}; name one of them x")
+        raise DataError(f"{file}: has {_listed(arrays)}, and the inputs are ambiguous; name one of them x")
     array = npy.read(file, chosen[0])[0]
     if array.shape == shape or (array.ndim == 2 and (1, *array.shape) == shape):
-        array = array[None]  # one example by itself
+        array = array[None]  # a single example
     if dtype == "float32" and array.dtype.kind in "iu" and array.dtype != np.uint8:
-        array = array.astype(np.float32)  # whole numbers where others were learned from; bytes may be pixels
+        array = array.astype(np.float32)  # other whole numbers than learned; bytes may be pixels
     inputs = fitting(array, shape, file)
     found = str(inputs.dtype).removeprefix("torch.")
     if found != dtype:
-        raise DataError(f"{file}: the inputs are {found}, but {dtype} was learned from; convert them")
+        raise DataError(f"{file}: the inputs are {found}, but the task was learned from {dtype}; convert them")
     return inputs
 
 
 def fitting(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) -> Tensor:
-    """Inputs [N, *shape]: uint8 pictures of any size are brought to it, anything else must have it."""
+    """Convert inputs to [N, *shape]: uint8 images are resized, other arrays must have the shape."""
     try:
         with np.errstate(over="ignore"):
             arranged = _arranged(array, shape, file)
@@ -92,14 +92,14 @@ def _pair(file: Path, arrays: Headers, label: str | None) -> tuple[str, str]:
     ]  # fmt: skip
     if len(pairs) != 1:
         raise DataError(
-            f"{file}: which arrays are inputs and labels? It has {_listed(arrays)}; name them x and y, "
-            "or name the labels (--label)"
+            f"{file}: has {_listed(arrays)}, and inputs and labels are ambiguous; name them x and y, "
+            "or give the name of the labels (--label)"
         )
     return pairs[0]
 
 
 def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) -> NDArray[Any]:
-    """What fits as it is, what fits once the channels are second, and pictures stretched until they fit."""
+    """Fit inputs as stored, with channels moved to the second axis, or, for images, resized."""
     have, pictures = array.shape[1:], _pictures(array)
     if shape is None:
         if pictures is None and array.ndim == 4 and have[2] in CHANNELS and have[0] not in CHANNELS:
@@ -111,10 +111,10 @@ def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) ->
         return array[:, None]
     if array.ndim == 4 and (have[2], *have[:2]) == shape:
         return array.transpose(0, 3, 1, 2)
-    # one picture in colour, rather than many that are three pixels wide, or three grey ones
+    # one colour image, rather than many that are three pixels wide, or three grayscale ones
     one = array.ndim == 3 and (have[1] in CHANNELS or len(array) == shape[0] == 3)
     if pictures is None or one or not array.size or len(shape) != 3 or shape[0] not in CHANNELS:
-        raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network takes [N, {_joined(shape)}]")
+        raise DataError(f"{file}: the inputs have shape {list(array.shape)}, the network needs [N, {_joined(shape)}]")
     require_memory(file, len(array) * prod(shape))
     out = np.empty((len(array), *shape), np.uint8)
     fit_pixels(pictures, out)
@@ -122,7 +122,7 @@ def _arranged(array: NDArray[Any], shape: tuple[int, ...] | None, file: Path) ->
 
 
 def _pictures(array: NDArray[Any]) -> NDArray[np.uint8] | None:
-    """[N, C, H, W], if these can be pictures."""
+    """Convert to [N, C, H, W], if these can be images."""
     if array.dtype != np.uint8:
         return None
     if array.ndim == 3:
@@ -136,7 +136,7 @@ def _pictures(array: NDArray[Any]) -> NDArray[np.uint8] | None:
 
 def _only(file: Path) -> NDArray[Any]:
     if list(npy.headers(file)) != [npy.ONLY]:
-        raise DataError(f"{file}: holds several arrays; give a .npy file with one")
+        raise DataError(f"{file}: has several arrays; give a .npy file with one")
     return npy.read(file, npy.ONLY)[0]
 
 

@@ -1,4 +1,4 @@
-"""A user's own examples, in whatever form they come, checked before anything is learned from them."""
+"""A user's examples in Python, checked before training."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def as_data(train: Examples, classes: int | None = None) -> Data:
-    """Examples as `Data`: an `(x, y)` pair of tensors or arrays, a map-style dataset, or a DataLoader of one.
+    """Make `Data` of examples: an `(x, y)` pair of tensors or arrays, a map-style dataset, or a DataLoader of one.
 
-    uint8 inputs are taken for images and scaled to 0..1; float inputs are used as they are, in float32; int64
-    inputs are taken for indices, such as tokens, and stay whole numbers.
-    Without `classes` there are as many as the largest label says, and at least two must occur; give `classes`
-    for a test part, in which some may be missing. Everything is read once: a DataLoader's own sampler and collate
-    function decide what that is, and random transforms of a Dataset are drawn once; batches are drawn here.
+    uint8 inputs are images and are scaled to 0..1; float inputs are converted to float32; int64 inputs are indices,
+    such as tokens, and are not converted.
+    The default of `classes` is the largest label plus one, and at least two must occur; give `classes` for a test
+    part, in which some may be missing. Everything is read once, through a DataLoader's sampler and collate function;
+    random transforms of a Dataset are drawn once, and batches are drawn here.
     """
     if isinstance(train, Data):
         return train
@@ -43,13 +43,13 @@ def as_data(train: Examples, classes: int | None = None) -> Data:
 
 
 def as_inputs(x: Array) -> Tensor:
-    """Inputs without labels, checked and scaled as `as_data` does it."""
+    """Check and scale inputs without labels, as `as_data` does."""
     inputs = _inputs(_tensor(x, "inputs"))
     return Normalize.unit()(inputs, None) if inputs.dtype == torch.uint8 else inputs
 
 
 def from_tensors(name: str, train: Examples, test: Examples, class_names: list[str] | None = None) -> Dataset:
-    """A data set from examples in memory, to be cut into tasks; inputs are scaled as in `as_data`."""
+    """Make a data set of examples in memory, to be split into tasks; inputs are scaled as in `as_data`."""
     train_x, train_y = read_examples(train)
     test_x, test_y = read_examples(test)
     if train_x.shape[1:] != test_x.shape[1:]:
@@ -65,7 +65,7 @@ def from_tensors(name: str, train: Examples, test: Examples, class_names: list[s
 
 
 def read_examples(examples: Examples) -> tuple[Tensor, Tensor]:
-    """Inputs [N, ...] (uint8, int64 or finite float32) and labels int64 [N], on the CPU."""
+    """Read inputs [N, ...] (uint8, int64 or finite float32) and labels int64 [N], on the CPU."""
     if isinstance(examples, DataLoader):
         examples = _one_pass(examples)
     if isinstance(examples, TorchDataset):
@@ -82,13 +82,13 @@ def read_examples(examples: Examples) -> tuple[Tensor, Tensor]:
 
 
 def require_two_classes(labels: Tensor) -> None:
-    """Refuse labels from which nothing can be told apart."""
+    """Refuse labels of fewer than two classes."""
     if bool((labels == labels[0]).all()):
         raise InputError(f"all labels are {int(labels[0])}: a task needs at least two classes")
 
 
 def count_classes(labels: Tensor) -> int:
-    """How many classes labels stand for, if they are enough for a task."""
+    """Number of classes, which must be enough for a task."""
     require_two_classes(labels)
     require_numbered(int(labels.max()), len(torch.unique(labels)))
     return max(int(labels.max()) + 1, 2)
@@ -128,7 +128,7 @@ def _inputs(inputs: Tensor) -> Tensor:
     inputs = inputs.float()
     if not inputs.isfinite().all():
         row = int((~inputs.flatten(1).isfinite().all(dim=1)).nonzero()[0])
-        raise InputError(f"input {row} holds NaN or infinity: remove or repair it")
+        raise InputError(f"input {row} has NaN or infinity: remove or repair it")
     return inputs
 
 
@@ -141,14 +141,14 @@ def _labels(labels: Tensor) -> Tensor:
 
 
 def _one_pass(loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
-    """What a loader's own sampler and collate function make of its data set, read once."""
+    """Read all batches of a loader once, with its sampler and collate function."""
     batches = list(loader)
     try:
         pairs = [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in batches]
         return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
     except (TypeError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())
-        raise InputError(f"the DataLoader does not give batches (inputs, labels) that fit together: {why}") from error
+        raise InputError(f"the DataLoader does not return batches (inputs, labels) that match: {why}") from error
 
 
 def _stacked(dataset: TorchDataset[Any]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""A user's own labelled files as tensors, and how the same reading is repeated for prediction.
+"""Read a user's labelled files as tensors, and inputs for prediction in the same way.
 
-A folder with a sub-folder of images for each class, images in the hub's parquet layout, tables (.csv, .parquet) and
-NumPy arrays (.npz, .npy) all become inputs, labels and class names, with a recipe that a model keeps.
+Folders with a sub-folder of images per class, images in the hub's parquet layout, tables (.csv, .parquet) and NumPy
+arrays (.npz, .npy) become inputs, labels and class names, with a recipe that a model stores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from exssnet.data.limits import require_memory
 from exssnet.data.streams import Holdout, rows_by_class
 from exssnet.errors import DataError, InputError
 
-DEFAULT_IMAGE = (3, 32, 32)  # constant, so that a network made for a first task suits the images of later ones
+DEFAULT_IMAGE = (3, 32, 32)  # constant, so that a network made for the first task fits the images of later ones
 TABLES = (".csv", ".parquet")
 IMAGES = "images"  # a material
 ARRAYS = (".npz", ".npy")
@@ -38,14 +38,14 @@ Rows = Callable[[Tensor], Tensor] | None
 
 @dataclass(frozen=True)
 class Labelled:
-    """Examples with their labels, and how they were read."""
+    """Examples with their labels and recipe."""
 
     inputs: Tensor  # images uint8 [N, C, H, W], tables float32 [N, F], arrays uint8, float32 or int64 [N, ...]
     labels: Tensor  # int64 [N], 0 to len(classes) - 1
     classes: list[str]  # names in order of label
     recipe: dict[str, Any]  # JSON: "kind", "shape"; of tables "columns", of arrays "dtype"
     path: Path | None = None  # where they were read
-    second: Path | None = None  # and their labels, where those have a file of their own
+    second: Path | None = None  # the file of their labels, if separate
 
 
 def read_labelled(
@@ -57,39 +57,39 @@ def read_labelled(
     recipe: Recipe | None = None,
     rows: Rows = None,
 ) -> Labelled:
-    """Examples and labels from a folder of images or from a .parquet, .npz, .npy or .csv file.
+    """Read examples and labels from a folder of images or from a .parquet, .npz, .npy or .csv file.
 
-    `shape` is what the network takes: images, also those in arrays of uint8, are stretched to it, anything else must
-    have it. Without it images become 3×32×32, tables and arrays keep their own. `label`
-    names the label column (or the array of an .npz), `labels` the second file beside a .npy. To read more of what
-    was learned before, give its `classes` and `recipe`: labels are numbered and columns are ordered as they were.
-    `rows` chooses some of the examples by the labels of all.
+    `shape` is the input shape of the network: images, also in arrays of uint8, are stretched to it, other inputs must
+    have it. Without it images become 3×32×32, and tables and arrays keep their shape. `label` names the label column
+    (or the array of an .npz), `labels` the second file of a .npy. To read further examples of a learned task, give its
+    `classes` and `recipe`: labels are numbered and columns ordered as before. `rows` selects some of the examples by
+    the labels of all.
     """
     path = _existing(path)
     if labels is not None and _suffix(path) != ".npy":
-        raise InputError(f"labels is {labels}, but {path} brings its own; --labels belongs to a .npy file")
+        raise InputError(f"--labels is {labels}, but {path} has its own labels; --labels belongs to a .npy file")
     columns = None
     if recipe is not None:
         shape, columns = recipe["shape"], recipe.get("columns")
     found = _find(path, None if shape is None else tuple(shape), label, labels, classes, columns, rows)
     if recipe is not None and material(recipe) != material(found.recipe):
-        raise DataError(f"{path}: holds {material(found.recipe)}, but the task was learned from {material(recipe)}")
+        raise DataError(f"{path}: has {material(found.recipe)}, but the task was learned from {material(recipe)}")
     return replace(found, path=path, second=labels)
 
 
 def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
-    """Inputs without labels, read by the recipe of what was learned from, and a name for each.
+    """Read inputs without labels by the recipe of a learned task, and a name for each.
 
-    An image file is called by its name, one in a folder by its path there (after the folder's name where there are
-    several folders); a row as `pumps.csv:3`, its line in a .csv, or its number from 0 in other files.
+    The name is the name of an image file, its path in a folder (with the folder's name if there are several folders), or
+    a row such as `pumps.csv:3`: the line of a .csv, or the row from 0 in other files.
     """
     if not paths:
-        raise InputError("no files to read: name at least one")
+        raise InputError("no files to read: give at least one")
     files = [_existing(path) for path in paths]
     short = Counter(file.name for file in files)
     names = [file.name if short[file.name] == 1 else str(file) for file in files]
     if material(recipe) == IMAGES and not any(file.is_dir() or _suffix(file) in TABLES + ARRAYS for file in files):
-        return _images(files, recipe["shape"]), names  # all at once, for the threads
+        return _images(files, recipe["shape"]), names  # all together, for the threads
     if sum(file.is_dir() for file in files) < 2:  # the paths in one folder differ
         names = ["" if file.is_dir() else name for file, name in zip(files, names, strict=True)]
     parts = [_unlabelled(file, name, recipe) for file, name in zip(files, names, strict=True)]
@@ -97,9 +97,9 @@ def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
 
 
 def scaling(inputs: Tensor) -> dict[str, Any]:
-    """How inputs are standardised, as JSON: per channel of images, per column of tables, not at all for indices.
+    """Find the scaling of inputs, as JSON: per channel of images, per column of tables, none for indices.
 
-    Other shapes have no axis that is known to need its own, so they get one mean and deviation.
+    Other shapes get one mean and deviation.
     """
     if inputs.dtype == torch.int64:
         return {}
@@ -112,7 +112,7 @@ def scaling(inputs: Tensor) -> dict[str, Any]:
 
 
 def scaled(inputs: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """`(x · scale - mean) / std` in float32, as `scaling` found them; int64 untouched."""
+    """`(x · scale - mean) / std` in float32, with the values of `scaling`; int64 is unchanged."""
     if inputs.dtype == torch.int64:
         return inputs
     if not scaling:
@@ -127,7 +127,7 @@ def scaled(inputs: Tensor, scaling: Mapping[str, Any]) -> Tensor:
 
 
 def hold_out(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows for training and for validation: this share of each class, at least one of each if there are two."""
+    """Split rows for training and validation: this fraction of each class, at least one of each if there are two."""
     holdout = Holdout(validation=share, seed=seed)
     if not len(labels):
         return labels.long(), labels.long()
@@ -145,13 +145,13 @@ def _find(
     suffix = _suffix(path)
     if path.is_dir():
         if label is not None:
-            raise InputError(f"label is '{label}', but {path} is a folder: its sub-folders are the labels")
+            raise InputError(f"--label is '{label}', but {path} is a folder: its sub-folders are the labels")
         return _folder(path, shape, classes, choose)
     if suffix in ARRAYS:
         return _some(_arrays(path, shape, label, labels, classes), choose)
     if suffix not in TABLES:
         raise DataError(
-            f"{path}: unknown kind of file '{suffix}'; give a folder with one sub-folder of images for each class, "
+            f"{path}: unknown type of file '{suffix}'; give a folder with one sub-folder of images per class, "
             "or a .parquet, .npz, .npy or .csv file"
         )
     label = label_column(path, label)
@@ -172,7 +172,7 @@ def _folder(root: Path, shape: Shape, classes: Names, choose: Rows) -> Labelled:
     inside = [image_files(folder) for folder in folders]
     files = [file for part in inside for file in part]
     names = [folder.name for folder, part in zip(folders, inside, strict=True) for _ in part]
-    # labels before images here and below: what is wrong with them should not take minutes to learn
+    # labels before images here and below: errors in labels should not take minutes to find
     labels, classes = settle(names, None, classes, lambda row: str(files[row]), root)
     if choose is not None:
         rows = choose(labels)
@@ -197,7 +197,7 @@ def _table(file: Path, shape: Shape, label: str, classes: Names, columns: Names)
     table = read_table(file, label, columns)
     if shape is not None and shape != (len(table.columns),):
         raise DataError(
-            f"{file}: has {len(table.columns)} columns besides the label '{label}', the network takes {list(shape)}"
+            f"{file}: has {len(table.columns)} columns besides the label '{label}', the network needs {list(shape)}"
         )
     names = label_names(table.labels, table.own, classes, table.where)
     labels, classes = settle(names, table.own, classes, table.where, file)
@@ -217,7 +217,7 @@ def _arrays(file: Path, shape: Shape, label: str | None, second: Path | None, cl
 
 
 def _unlabelled(path: Path, name: str, recipe: Recipe) -> tuple[Tensor, list[str]]:
-    """The inputs of one file or folder of this name, and what each is called."""
+    """Read the inputs of one file or folder of this name, and their names."""
     suffix, shape, wanted = _suffix(path), tuple(recipe["shape"]), material(recipe)
     if wanted == "a table":
         if suffix not in TABLES:
@@ -254,7 +254,7 @@ def _recipe(kind: str, inputs: Tensor) -> dict[str, Any]:
 
 
 def material(recipe: Recipe) -> str:
-    """What a recipe reads, in words; arrays of pixels are images too, from wherever they come."""
+    """The type of inputs of a recipe, in words; arrays of pixels are images too."""
     shape = recipe["shape"]
     if recipe["kind"] == "table":
         return "a table"
@@ -267,21 +267,21 @@ def _existing(path: Path) -> Path:
     try:
         path = Path(path).expanduser()
         path.stat()
-    # a NUL or half a character in the name is a ValueError, the home of an unknown user a RuntimeError
+    # a NUL or a lone surrogate in the name is a ValueError, the home of an unknown user a RuntimeError
     except (FileNotFoundError, NotADirectoryError, ValueError, RuntimeError):
-        raise DataError(f"{path}: there is no such file or folder; check the path") from None
+        raise DataError(f"{path}: no such file or folder; check the path") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     return path
 
 
 def _suffix(path: Path) -> str:
-    """What a file's name says it is; nothing for a folder, which may have a point in its name."""
+    """The suffix of a file; empty for a folder, whose name may contain a dot."""
     return "" if path.is_dir() else path.suffix.lower()
 
 
 def _byte_moments(values: Tensor) -> tuple[float, float]:
-    """Mean and deviation of bytes as parts of 255; from their counts, so exact and without a large copy."""
+    """Mean and deviation of bytes divided by 255; from their counts, so exact and without a large copy."""
     counts = torch.bincount(values.reshape(-1), minlength=256).double()
     level = torch.arange(256, dtype=torch.float64) / 255
     mean = float((counts * level).sum() / counts.sum())
@@ -290,7 +290,7 @@ def _byte_moments(values: Tensor) -> tuple[float, float]:
 
 
 def _float_moments(values: Tensor) -> tuple[float, float]:
-    """Mean and deviation; what is constant, or too nearly so for float32, is divided by 1."""
+    """Mean and deviation; values that are constant in float32 are divided by 1."""
     if bool((values == values.reshape(-1)[0]).all()):
         return float(values.reshape(-1)[0]), 1.0
     deviation, mean = torch.std_mean(values.double(), correction=0)

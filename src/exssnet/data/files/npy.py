@@ -1,4 +1,4 @@
-"""A user's NumPy files: what their headers announce is checked before any array is unpacked."""
+"""Read a user's NumPy files; headers are checked before any array is unpacked."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from exssnet.errors import DataError, ExssnetError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ONLY = ""  # the name of the one array of a .npy
+ONLY = ""  # the name of the array of a .npy
 ZIP = b"PK"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of an array before its numbers."""
+    """The header of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -43,7 +43,7 @@ class Header:
 
 
 def headers(file: Path) -> dict[str, Header]:
-    """Of the arrays in an .npz by name, or of the one in a .npy under ''."""
+    """Headers of the arrays in an .npz by name, or of the one in a .npy under ''."""
     with _reading(file), opened(file) as stream:
         if stream.read(2) != ZIP:
             size = stream.seek(0, 2)
@@ -54,18 +54,18 @@ def headers(file: Path) -> dict[str, Header]:
             members = archive.infolist()
             twice = [name for name, times in Counter(member.filename for member in members).items() if times > 1]
             if twice:
-                raise DataError(f"{file}: has the array '{twice[0]}' twice; save it again")
+                raise DataError(f"{file}: has array '{twice[0]}' twice; save it again")
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 with archive.open(member) as packed:
                     found[name] = _header(packed, member.file_size)
     if not found:
-        raise DataError(f"{file}: holds no arrays; save inputs as x and labels as y")
+        raise DataError(f"{file}: has no arrays; save inputs as x and labels as y")
     return found
 
 
 def read(file: Path, *names: str) -> list[NDArray[Any]]:
-    """Some of the arrays, once it is known that they fit into memory."""
+    """Read arrays after checking that they fit into memory."""
     known = headers(file)
     require_room(file, sum(known[name].bytes for name in set(names)))
     with _reading(file), opened(file) as stream:
@@ -74,15 +74,15 @@ def read(file: Path, *names: str) -> list[NDArray[Any]]:
 
 
 def _header(stream: IO[bytes], size: int) -> Header:
-    """The header of an array that takes so many bytes with it."""
+    """Parse the header of an array in a file of `size` bytes."""
     version = np.lib.format.read_magic(stream)
     reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = reader(stream)
     if dtype.hasobject:
-        raise ValueError("an array of Python objects, which would have to be unpickled")
+        raise ValueError("an array of Python objects, which must be unpickled")
     header = Header(shape, dtype)
     if stream.tell() + header.bytes > size:
-        raise ValueError(f"an array that would be {header} in a file of {size:,} bytes")
+        raise ValueError(f"an array {header} in a file of {size:,} bytes")
     return header
 
 
@@ -92,12 +92,12 @@ def _reading(file: Path) -> Iterator[None]:
         yield
     except ExssnetError:
         raise
-    except Exception as error:  # damaged files raise anything: EOFError, BadZipFile, zlib.error, MemoryError, ...
+    except Exception as error:  # damaged files raise any exception: EOFError, BadZipFile, zlib.error, MemoryError, ...
         if "pickle" in str(error) or "magic string is not correct" in str(error):
             raise DataError(
-                f"{file}: holds Python objects or is no NumPy file; objects are never unpickled, save numeric arrays"
+                f"{file}: has Python objects or is not a NumPy file; objects are never unpickled, save numeric arrays"
             ) from None
-        if isinstance(error, OSError) and error.strerror:  # the system's word, not NumPy's
+        if isinstance(error, OSError) and error.strerror:  # an error of the system, not of NumPy
             raise DataError(f"{file}: cannot be read ({error.strerror})") from error
         why = " ".join(str(error).split())
         raise DataError(f"{file}: not readable as a NumPy file ({why}); save it again") from error

@@ -1,4 +1,4 @@
-"""Where examples came from: enough to find the same files again, and to know whether they are still the same."""
+"""The files of examples: enough to find them again, and to check that they are unchanged."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Recorded:
-    """A file, or a folder of images: its path as it was given, and what it held."""
+    """A file, or a folder of images: its path as given, and its content."""
 
     path: Annotated[str, Length(1, 4096)]
     sha256: Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256 in hexadecimal")]  # of a folder: of its list of images
     size: Annotated[int, Between(0, 2**63)]  # in bytes, of all files together
 
     def require_unchanged(self) -> Path:
-        """The path, if it holds what it held; the size is looked at first, so that little is read in vain."""
+        """The path, if its content is unchanged; the size is checked first."""
         path = Path(self.path).expanduser()
         if not path.exists():
-            raise DataError(f"{self.path} is not there any more")
+            raise DataError(f"{self.path} does not exist any more")
         if sum(file.stat().st_size for file in _files(path)) != self.size or _digest(path) != self.sha256:
             raise DataError(f"{self.path} has changed")
         return path
 
 
 def record(path: Path) -> Recorded | None:
-    """What is recorded of a path; None where its name is not text that a file of ours could hold."""
+    """Record a path; None if its name cannot be stored as text."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -50,7 +50,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file; of a folder, of a line `DIGEST PATH` for each of its images, sorted as they are read."""
+    """SHA-256 of a file; of a folder, of a line `DIGEST PATH` per image, in reading order."""
     if not path.is_dir():
         return _content(path).hexdigest()
     total = hashlib.sha256()

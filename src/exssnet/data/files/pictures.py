@@ -1,4 +1,4 @@
-"""A user's images, of any size and mode, brought to the one shape a network takes."""
+"""Convert a user's images of any size and mode to the input shape of a network."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
-# images all the same: to leave them out in silence would teach from a part of what the user gave
+# images that cannot be read: ignoring them would train on part of the user's data
 FOREIGN = frozenset({".heic", ".heif", ".avif", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".psd"})
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # no EPS: PIL would start Ghostscript
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: PIL would start Ghostscript
 READABLE = "JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
 TO_LEARN = frozenset({"train", "training"})
 PARTS = TO_LEARN | frozenset({"val", "valid", "validation", "test", "testing", "eval", "dev"})
 
 MOST_PIXELS = 100_000_000
-UNSUSPECTED = 1_000_000  # pixels; below it no compression is worth a question
-MOST_PIXELS_PER_BYTE = 200  # photographs have fewer than 20
-GAP = 3  # how much larger than asked a cheap first reduction may leave an image: PIL calls it close to exact
+UNSUSPECTED = 1_000_000  # pixels; smaller images are not checked for implausible compression
+MOST_PIXELS_PER_BYTE = 200  # pixels per byte; photographs have fewer than 20
+GAP = 3  # ratio by which a cheap first reduction leaves an image larger; PIL documents it as close to exact
 
 Encoded = Path | bytes | None  # None: a row of a table without bytes
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The sub-folders of a folder, each one class, in order of name."""
+    """The sub-folders of a folder, one per class, in order of name."""
     with _listing(root):
         found = sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
     if not found:
-        raise DataError(f"{root}: no sub-folders; give a folder with one sub-folder of images for each class")
+        raise DataError(f"{root}: no sub-folders; give a folder with one sub-folder of images per class")
     if all(item.name.lower() in PARTS for item in found):
         raise DataError(_parts_of_a_data_set(root, found))
     return found
@@ -59,7 +59,7 @@ def _parts_of_a_data_set(root: Path, parts: list[Path]) -> str:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images in a folder and in the folders inside it, in order of path; hidden ones are left out."""
+    """All images below a folder, in order of path, without hidden ones."""
     found: list[Path] = []
     with _listing(folder):
         for place, folders, files in os.walk(folder, onerror=_raise):
@@ -79,24 +79,24 @@ def image_files(folder: Path) -> list[Path]:
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """A network's input shape, if images can be brought to it."""
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise InputError(f"images cannot become inputs of shape {list(shape)}: it must be [1 or 3, height, width]")
+        raise InputError(f"images cannot become inputs of shape {list(shape)}: [1 or 3, height, width] was expected")
     return shape[0], shape[1], shape[2]
 
 
 def fit_all(images: Sequence[Encoded], places: Sequence[str], out: NDArray[np.uint8]) -> None:
-    """Decode images into `out`, uint8 [N, C, H, W]; messages call each by its place."""
+    """Decode images into `out`, uint8 [N, C, H, W]; `where` names each in messages."""
 
     def put(row: int) -> None:
         out[row] = fit(images[row], places[row], image_shape(out.shape[1:]))
 
-    # PIL's remarks on odd metadata and large sizes say nothing a user could act on. The filter is set here and
+    # PIL's warnings on metadata and large sizes do not help a user. The filter is set here and
     # not in the threads, because all of them share it.
     with warnings.catch_warnings(action="ignore"):
         _for_each(put, len(images), small=not images or _small(images[0], places[0]))
 
 
 def fit_pixels(pictures: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Bring pictures [N, 1 or 3, height, width] to `out`, uint8 [N, C, H, W], as the same ones in files would be."""
+    """Convert image arrays [N, 1 or 3, height, width] to `out`, uint8 [N, C, H, W], as image files are."""
     from PIL import Image
 
     def put(row: int) -> None:
@@ -108,23 +108,23 @@ def fit_pixels(pictures: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 
 
 def fit(image: Encoded, where: str, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """One image, stretched to a shape [C, H, W]: upright, 8 bits deep, on white where it is transparent."""
+    """Convert one image to a shape [C, H, W]: upright, stretched, 8 bits, on white if transparent."""
     from PIL import ImageOps
 
     with _opened(image, where) as opened:
-        opened.draft(None, (GAP * max(shape[1:]),) * 2)  # JPEG decodes to a fraction of its size much faster
+        opened.draft(None, (GAP * max(shape[1:]),) * 2)  # JPEG decodes much faster to a fraction of its size
         opened.load()
-        with suppress(Exception):  # an unreadable note of the camera does not make the picture unreadable
+        with suppress(Exception):  # unreadable metadata does not make the image unreadable
             ImageOps.exif_transpose(opened, in_place=True)
         return _stretched(_plain(opened, where), shape)
 
 
 def _stretched(plain: Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """An image in a plain mode as pixels [C, H, W], grey or RGB as the shape has it."""
+    """Convert an image in a plain mode to pixels [C, H, W], grayscale or RGB."""
     from PIL import Image
 
     channels, height, width = shape
-    # before the colours are settled, because the small image costs less memory
+    # before converting colours, because the small image needs less memory
     small = plain.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=GAP)
     if small.mode == "RGBA":
         small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
@@ -134,11 +134,11 @@ def _stretched(plain: Image, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 @contextmanager
 def _opened(image: Encoded, where: str) -> Iterator[Image]:
-    """An image of which only the header is read and found harmless; whatever fails inside is put on its file."""
+    """Open an image and check its header; errors inside name its file."""
     from PIL import Image, UnidentifiedImageError
 
     if not image:
-        raise DataError(f"{where}: no image bytes; the file is not whole, fetch it again")
+        raise DataError(f"{where}: no image bytes; the file is incomplete, download it again")
     try:
         with limits.opened(image) if isinstance(image, Path) else BytesIO(image) as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -151,28 +151,26 @@ def _opened(image: Encoded, where: str) -> Iterator[Image]:
     except Image.DecompressionBombError:
         raise DataError(f"{where}: the image has more than 100 million pixels; make it smaller") from None
     except UnidentifiedImageError:
-        raise DataError(f"{where}: not an image that can be read; give {READABLE} files") from None
-    except Exception as error:  # damaged bytes raise anything: OSError, SyntaxError, struct.error, ...
+        raise DataError(f"{where}: is not a supported image; give {READABLE} files") from None
+    except Exception as error:  # damaged bytes raise any exception: OSError, SyntaxError, struct.error, ...
         why = " ".join(str(error).split())
         raise DataError(f"{where}: the image cannot be read ({why}); repair or remove it") from error
 
 
 def _refuse_bombs(width: int, height: int, size: int, where: str) -> None:
-    """A few kilobytes can decode to gigabytes; the header tells before that happens."""
+    """Refuse images that would decode to gigabytes, by their headers."""
     pixels = width * height
     if pixels > MOST_PIXELS:
         raise DataError(f"{where}: the image has {width}×{height} pixels, more than 100 million; make it smaller")
     if pixels > UNSUSPECTED and pixels > MOST_PIXELS_PER_BYTE * size:
-        raise DataError(
-            f"{where}: {width}×{height} pixels in {size} bytes are more than a picture packs; make the image smaller"
-        )
+        raise DataError(f"{where}: {width}×{height} pixels in {size} bytes are implausible; make the image smaller")
 
 
 def _plain(image: Image, where: str) -> Image:
-    """An image in a mode that can be resized: L, RGB, or RGBA."""
+    """Convert an image to a mode that can be resized: L, RGB, or RGBA."""
     from PIL import Image
 
-    # PIL cuts 16-bit grey off at 255 instead of scaling it; older releases open it in the 32-bit mode
+    # PIL clips 16-bit grayscale at 255 instead of scaling it; older releases open it in the 32-bit mode
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         deep = np.asarray(image).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((deep + 128) // 257).astype(np.uint8))
@@ -186,19 +184,19 @@ def _plain(image: Image, where: str) -> Image:
 
 
 def _small(image: Encoded, where: str) -> bool:
-    """Whether decoding is so short that a second thread would only wait for the interpreter lock."""
+    """Whether decoding is so fast that a second thread would only wait for the interpreter lock."""
     with _opened(image, where) as opened:
         return opened.width * opened.height <= SMALL
 
 
 def _for_each(put: Callable[[int], None], rows: int, small: bool) -> None:
-    """Call `put` with every row; in threads, unless the images are small."""
+    """Call `put` for every row, in threads unless the images are small."""
     if small:
         for row in range(rows):
             put(row)
         return
     with ThreadPoolExecutor(min(_cores(), MOST)) as pool:
-        for _ in pool.map(put, range(rows)):  # in order, so the first bad image is the one reported
+        for _ in pool.map(put, range(rows)):  # in order, so that the first bad image is reported
             pass
 
 

@@ -1,7 +1,7 @@
-"""A user's tables: numeric columns of .csv and .parquet files, the label column, and the hub's images in parquet.
+"""Read a user's tables: numeric columns of .csv and .parquet files, the label column, and images in parquet.
 
-Places are named as other programs name them: lines of a .csv as an editor counts them, the header being line 1,
-and rows of a .parquet from 0.
+Messages count as other programs do: lines of a .csv as in an editor, with the header in line 1, and rows of a
+.parquet from 0.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from exssnet.errors import DataError, ExssnetError, InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The row number that pandas writes along: in a file sorted by class it would give the answer away.
+# Row numbers written by pandas: in a file sorted by class they reveal the label.
 INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-BATCH = 1024  # encoded images in memory at a time
-TOGETHER = 256  # columns read at once: one by one, many thousands would take minutes
-NUMBER = 12  # bytes of a cell while it is read: in float64, and in float32
-OBJECT = 60  # bytes of a label while it is read
-MOST_LINE = 2**26  # signs in a line of a .csv
+BATCH = 1024  # bytes of encoded images in memory
+TOGETHER = 256  # columns read together: one by one, thousands would take minutes
+NUMBER = 12  # bytes per cell while reading: float64 and float32
+OBJECT = 60  # bytes per label while reading
+MOST_LINE = 2**26  # characters in a line of a .csv
 SHOWN = 20  # columns named in a message
-NUMBERS_ONLY = "text is not supported yet; give numeric columns only, so encode this one or take it out"
+NUMBERS_ONLY = "text is not supported; encode this column as numbers or remove it"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers float32 [N, F], and what each row of the file is called."""
+    """Numbers float32 [N, F], and the position of each row in the file."""
 
     file: Path
     columns: list[str]
     values: Tensor
     rows: Sequence[int]
     word: str  # "line" or "row"
-    labels: list[Any]  # as they are written; empty where none were asked for
-    own: list[str] | None = None  # what the file's metadata calls labels 0, 1, ...
+    labels: list[Any]  # as written; empty if not requested
+    own: list[str] | None = None  # names of labels 0, 1, ... in the file's metadata
 
     def where(self, row: int) -> str:
         return f"{self.file}, {self.word} {self.rows[row]}"
 
 
 def read_table(file: Path, label: str | None, columns: Sequence[str] | None = None) -> Table:
-    """The given columns, or all but the label's and the row numbers of pandas."""
+    """The given columns, or all except the label and the row numbers of pandas."""
     return (read_csv if file.suffix.lower() == ".csv" else read_parquet)(file, label, columns)
 
 
@@ -80,7 +80,9 @@ def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Ta
             cells = [row[at] for at in positions]
             together = "".join(cells)
             try:
-                if "_" in together or not together.isascii():  # as `plain_number`, but once for the row: much faster
+                if (
+                    "_" in together or not together.isascii()
+                ):  # like `plain_number`, but once per row, which is much faster
                     raise ValueError
                 values.extend(map(float, cells))
             except ValueError:
@@ -115,7 +117,7 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
         for column, cells in zip(some, _columns(file, parquet, some), strict=True):
             if cells.null_count:
                 empty = int(np.flatnonzero(cells.is_null().to_numpy())[0])
-                raise DataError(f"{file}, row {empty}, column '{column}': is empty; fill it in or remove the row")
+                raise DataError(f"{file}, row {empty}, column '{column}': is empty; fill it or remove the row")
             numbers.append(_float32(cells.to_numpy()))
     labels, own = ([], None) if label is None else parquet_labels(file, label)
     values = torch.from_numpy(np.stack(numbers, axis=1))
@@ -125,7 +127,7 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
 
 
 def parquet_labels(file: Path, label: str) -> tuple[list[Any], list[str] | None]:
-    """The label column as it is written, and the names that the hub's metadata gives to labels 0, 1, ..."""
+    """The label column as written, and the names of labels 0, 1, ... in the hub's metadata."""
     parquet = open_parquet(file)
     _positions(file, parquet.schema_arrow.names, [label])
     require_room(file, parquet.metadata.num_rows * OBJECT)
@@ -136,7 +138,7 @@ def parquet_labels(file: Path, label: str) -> tuple[list[Any], list[str] | None]
 
 
 def label_column(file: Path, label: str | None) -> str:
-    """The column that was named, or of a parquet the one its metadata calls labels, or `label`."""
+    """The given column, or in a parquet the one that its metadata marks as labels, or `label`."""
     if label is not None:
         return label
     if file.suffix.lower() == ".csv":
@@ -149,12 +151,12 @@ def label_column(file: Path, label: str | None) -> str:
         marked = [name for name in columns if "names" in features.get(name, {})]
         marked = marked or [name for name in columns if name == "label"]
     if len(marked) != 1:
-        raise InputError(f"{file}: name the label column (--label), one of {_listed(columns)}")
+        raise InputError(f"{file}: give the label column (--label), one of {_listed(columns)}")
     return str(marked[0])
 
 
 def image_column(file: Path) -> str | None:
-    """The column of a parquet that holds encoded images in the hub's layout, if there is one."""
+    """The column of encoded images in the hub's layout, if there is one."""
     import pyarrow as pa
 
     for field in open_parquet(file).schema_arrow:
@@ -164,7 +166,7 @@ def image_column(file: Path) -> str | None:
 
 
 def parquet_images(file: Path, column: str, shape: tuple[int, int, int], rows: Tensor | None = None) -> Tensor:
-    """The images of a parquet in the hub's layout, or those of some rows in rising order: uint8 [N, C, H, W]."""
+    """Read images of a parquet in the hub's layout, or of some rows in ascending order: uint8 [N, C, H, W]."""
     parquet = open_parquet(file)
     wanted = set(range(parquet.metadata.num_rows) if rows is None else rows.tolist())
     require_room(file, len(wanted) * math.prod(shape))
@@ -183,7 +185,7 @@ def parquet_images(file: Path, column: str, shape: tuple[int, int, int], rows: T
 
 
 def open_parquet(file: Path) -> Any:
-    """A `pyarrow.parquet.ParquetFile` (untyped) with at least one row."""
+    """Open a `pyarrow.parquet.ParquetFile` (untyped) with at least one row."""
     from pyarrow.parquet import ParquetFile
 
     require_readable(file)
@@ -199,7 +201,7 @@ def open_parquet(file: Path) -> Any:
 
 @contextmanager
 def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
-    """The header of a .csv, every name once, and a reader of the rows after it."""
+    """Read the header of a .csv, with distinct names, and return a reader of its rows."""
     try:
         with opened(file) as content, TextIOWrapper(content, "utf-8-sig", newline="") as stream:
             first = next(_lines(stream, file), "")
@@ -207,7 +209,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
             reader = csv.reader(_lines(stream, file), delimiter=max(",;\t", key=first.count))
             header = [name.strip() for name in next(reader, [])]
             if not any(header):
-                raise DataError(f"{file}: its first line is empty; give a header, then one line for each example")
+                raise DataError(f"{file}: the first line is empty; give a header, then one line per example")
             _check_names(file, header)
             yield header, reader
     except UnicodeDecodeError as error:
@@ -221,7 +223,7 @@ def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
 def _lines(stream: TextIOWrapper, file: Path) -> Iterator[str]:
     while line := stream.readline(MOST_LINE):
         if len(line) == MOST_LINE:
-            raise DataError(f"{file}: has a line of {MOST_LINE:,} signs; it is no table of one example in a line")
+            raise DataError(f"{file}: has a line of {MOST_LINE:,} characters; give a table with one example per line")
         yield line
 
 
@@ -231,9 +233,9 @@ def _arrow(file: Path) -> Iterator[None]:
         yield
     except ExssnetError:
         raise
-    except Exception as error:  # damaged files raise anything: OSError, ArrowInvalid, UnicodeDecodeError, ...
+    except Exception as error:  # damaged files raise any exception: OSError, ArrowInvalid, UnicodeDecodeError, ...
         why = " ".join(str(error).split())
-        raise DataError(f"{file}: not readable as parquet ({why}); save or fetch it again") from error
+        raise DataError(f"{file}: not readable as parquet ({why}); save or download it again") from error
 
 
 def _columns(file: Path, parquet: Any, names: Sequence[str]) -> list[Any]:
@@ -245,13 +247,13 @@ def _columns(file: Path, parquet: Any, names: Sequence[str]) -> list[Any]:
 
 
 def _check_whole(file: Path, rows: int, parquet: Any) -> None:
-    """Arrow reads on over some kinds of damage, and gives fewer rows."""
+    """Refuse files with missing rows: Arrow skips some kinds of damage."""
     if rows != parquet.metadata.num_rows:
-        raise DataError(f"{file}: has {rows} of its {parquet.metadata.num_rows} rows; save or fetch it again")
+        raise DataError(f"{file}: has {rows} of its {parquet.metadata.num_rows} rows; save or download it again")
 
 
 def _hub_features(parquet: Any) -> dict[str, dict[str, Any]]:
-    """What the hub's metadata says about each column."""
+    """The hub's metadata of each column."""
     metadata = parquet.schema_arrow.metadata or {}
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
@@ -263,7 +265,7 @@ def _hub_features(parquet: Any) -> dict[str, dict[str, Any]]:
 def _check_names(file: Path, columns: Sequence[str]) -> None:
     twice = [name for name, times in Counter(columns).items() if name and times > 1]
     if twice:
-        raise DataError(f"{file}: column '{twice[0]}' is there more than once; give every column its own name")
+        raise DataError(f"{file}: column '{twice[0]}' occurs more than once; give every column another name")
 
 
 def _positions(file: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[int]:
@@ -293,14 +295,16 @@ def _bad_cell(where: str, columns: Sequence[str], cells: Sequence[str]) -> DataE
             plain_number(cell)
         except ValueError:
             if not cell.strip():
-                return DataError(f"{where}, column '{column}': is empty; fill it in or remove the row")
+                return DataError(f"{where}, column '{column}': is empty; fill it or remove the row")
             shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
             return DataError(f"{where}, column '{column}': {shown!r} is not a number, {NUMBERS_ONLY}")
     raise AssertionError("every cell is a number")
 
 
 def _float32(numbers: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by its place
+    with np.errstate(
+        over="ignore"
+    ):  # values too large for float32 become infinite, and are refused with their position
         return numbers.astype(np.float32)
 
 
@@ -310,5 +314,5 @@ def _check_finite(table: Table) -> None:
         row, column = wrong[0].tolist()
         raise DataError(
             f"{table.where(row)}, column '{table.columns[column]}': "
-            f"is {float(table.values[row, column])} in float32; fill it in or remove the row"
+            f"is {float(table.values[row, column])} in float32; fill it or remove the row"
         )

@@ -24,7 +24,7 @@ from numba.core import serialize
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
-from exssnet.io.disk import cache_folder, write_whole
+from exssnet.io.disk import cache_folder, write_atomic
 from exssnet.io.parse import MEBIBYTE, read
 
 DIGEST = 32  # bytes in front of what a file holds
@@ -66,7 +66,7 @@ class _Kept(NullCache):
             held = _dumps(data._reduce())
             file = self._file(sig, data.codegen)
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, hashlib.sha256(held).digest() + held)
+            write_atomic(file, hashlib.sha256(held).digest() + held)
         except OSError as error:
             _warn_once(str(error.strerror))
         except Exception:  # then it is compiled in every process

@@ -35,12 +35,12 @@ def recipe(benchmark: str) -> dict[str, Any]:
 
 
 def stream(config: RunConfig) -> Stream:
-    """The tasks of a run, as its configuration says."""
+    """Make the tasks of a run."""
     from exssnet import data
 
     if config.images is not None:
         if config.source != "imagenet":
-            raise InputError(f"--images is for split-imagenet: {config.benchmark} reads {config.source}")
+            raise InputError(f"--images needs split-imagenet: {config.benchmark} reads {config.source}")
         dataset = data.image_folder(config.images)
     else:
         dataset = _loaded(config.source)
@@ -58,14 +58,14 @@ def stream(config: RunConfig) -> Stream:
 
 @cache
 def _loaded(source: str) -> Dataset:
-    """A data set, once per process: the runs of one command share its tensors, on every device."""
+    """Load a data set once per process: the runs of one command share its tensors."""
     from exssnet import data
 
     return data.load(source)
 
 
 def class_order(config: RunConfig, classes: int) -> list[int]:
-    """The order in which classes are dealt to tasks: by seed, by number, or as listed."""
+    """The order of classes: by seed, by number, or as listed."""
     import torch
 
     from exssnet import randomness
@@ -79,5 +79,5 @@ def class_order(config: RunConfig, classes: int) -> list[int]:
         return [int(label) for label in config.class_order.split(",")]
     except ValueError:
         raise InputError(
-            f"class order '{config.class_order}' is not known: give seed, natural, or classes such as 3,1,0,2"
+            f"--class-order is '{config.class_order}': give seed, natural, or a list such as 3,1,0,2"
         ) from None

@@ -1,1 +1,1 @@
-"""What lies in a model directory: manifest, base, cards, and the files of tasks."""
+"""The files of a model directory: manifest, base, cards, and tasks."""

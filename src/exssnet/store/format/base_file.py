@@ -1,7 +1,7 @@
-"""The base of a model directory: the network and its first weights, before any task.
+"""The base of a model directory: the network and its initial weights.
 
-A network that is built in costs a few words of JSON: its weights are made from the seed. For a module of the user's own
-one file holds what no seed can make again. Its code is never stored, and never imported because a directory names it.
+A built-in network takes a few words of JSON: its weights follow from the seed. For a user's module one file has the
+tensors that do not follow from a seed. Code is never stored, and never imported because a directory names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
 
 INITS = ("hashed", "keep")
-HEAD_ROWS = 2  # a head of the network as it is built; every task has one of its own size
+HEAD_ROWS = 2  # outputs of the network as built; every task has a head of its own size
 MOST_WEIGHTS = 2**30  # of a built-in network
 MOST_NUMBERS = 2**28  # in an input
 
@@ -35,7 +35,7 @@ Word = Annotated[str, Length(1, 1000)]
 
 @dataclass(frozen=True)
 class Base:
-    """How a model is made. `network` is a built-in name, or None for a module that the caller passes."""
+    """Description of a model. `network` is a built-in name, or None for a module that the caller passes."""
 
     network: Word | None
     input: Annotated[tuple[Annotated[int, Between(1, 2**31)], ...], Length(1, 16)]
@@ -46,8 +46,8 @@ class Base:
     init: Word
     private: tuple[Word, ...]
     head_layer: Word | None
-    structure: tuple[Word, ...] = ()  # of every tensor the kind, name and shape
-    first: str = ""  # digest of the first weights and of all that tasks share
+    structure: tuple[Word, ...] = ()  # kind, name and shape of every tensor
+    first: str = ""  # digest of the initial weights and of everything that tasks share
 
     def __post_init__(self) -> None:
         if prod(self.input) > MOST_NUMBERS:
@@ -62,21 +62,21 @@ class Base:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Base:
-        """What is known of it; names that this version does not know are left alone."""
+        """Parse a base; unknown names are ignored."""
         try:
             return typed(dict(found), cls, "the manifest's base")
         except ParseError as error:
             raise StoreError(str(error)) from error
 
     def model(self, module: nn.Module | None, tensors: Mapping[str, Tensor] | None = None) -> Model:
-        """The model without a task; for a module of the user's own with the tensors that were stored."""
+        """Make the model without tasks; a user's module gets the stored tensors."""
         if self.network is not None and module is not None:
-            raise InputError(f"the model has the built-in network {self.network}: pass no module of your own")
+            raise InputError(f"the model has the built-in network {self.network}: do not pass a module")
         if self.network is None and module is None:
-            raise InputError("the model has a network of your own: pass the module, on the command line with --network")
+            raise InputError("the model has your own network: pass the module, on the command line with --network")
         module = self._built() if module is None else module
         private = self.private
-        if self.structure:  # earlier versions recorded words that name nothing, which is refused now
+        if self.structure:  # earlier versions recorded patterns that match nothing, which are refused now
             private = tuple(word for word in private if stands_for(module, word))
         model = Model(
             module, self.density, self.seed, method=self.method, init=self.init, private=private, head="task",
@@ -84,24 +84,26 @@ class Base:
         )  # fmt: skip
         network = model.network
         if self.structure and (other := _difference(structure_of(network), self.structure)):
-            raise StoreError(f"the module passed is not built like the one the model was made with: {other}")
+            raise StoreError(f"the module differs from the one the model was created with: {other}")
         if tensors is not None:
             _put(network, tensors)
         if self.first and first_digest(network) != self.first:
-            raise StoreError("the network's first weights are not those the model was made with")
+            raise StoreError("the network's initial weights differ from those the model was created with")
         return model
 
     def _built(self) -> nn.Module:
         assert self.network is not None
         if self.network not in names():
-            raise StoreError(f"the model has the network '{self.network}', which this version does not know: upgrade")
+            raise StoreError(
+                f"the model has the network '{self.network}', which this version does not have: upgrade exssnet"
+            )
         self._require_small(self.network)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return build(self.network, self.input, HEAD_ROWS, self.width)
 
     def _require_small(self, network: str) -> None:
-        """Refuse a network that would take all memory, before any is taken."""
+        """Refuse a network that needs too much memory before building it."""
         try:
             with torch.device("meta"):
                 weights = sum(each.numel() for each in build(network, self.input, HEAD_ROWS, self.width).parameters())
@@ -118,7 +120,7 @@ def new_base(
     network: str | nn.Module | None, input: Sequence[int], width: float | None, density: float, seed: int, method: str,
     init: str | None, private: Collection[str] | None, head_layer: str | None,
 ) -> tuple[Base, dict[str, Tensor] | None]:  # fmt: skip
-    """A base, and what must be stored of it. Without a network, and without `private`, those that fit the input."""
+    """Make a base and its stored tensors. Network and `private` default to those that fit the input."""
     check_method(method)
     if not input or min(input) < 1:
         raise InputError(f"input is {tuple(input)}: give the shape of one example, for example 3,32,32")
@@ -126,9 +128,9 @@ def new_base(
     module = network if isinstance(network, nn.Module) else None
     name = network if isinstance(network, str) else None
     init = init or ("hashed" if module is None else "keep")
-    if init not in INITS:  # weights that a library draws may be others in a later version of it
+    if init not in INITS:  # a later version of a library may draw other weights
         raise InputError(f"init is '{init}': choose one of {', '.join(INITS)}")
-    if name in MODELS:  # what is usual may be something else in a later version
+    if name in MODELS:  # defaults may change in a later version
         width = MODELS[name].width if width is None else width
         private = MODELS[name].private if private is None else private
     private = private or ()
@@ -136,7 +138,7 @@ def new_base(
     if name is not None and name not in names():
         raise unknown("network", name, names())
     if module is None and init == "keep":
-        raise InputError(f"init 'keep' is for a pretrained module of your own: {name} is drawn from the seed")
+        raise InputError(f"init 'keep' needs your own module: the weights of {name} follow from the seed")
     model = base.model(module)
     stored = None if module is None else _tensors(model.network, init)
     return (
@@ -146,11 +148,11 @@ def new_base(
 
 
 def check_method(name: str) -> None:
-    """Refuse a method whose tasks a directory cannot hold: it has one value of each weight, for all tasks."""
+    """Refuse a method that changes weights of earlier tasks: a directory has one value per weight."""
     known = [name for name, kind in methods().items() if issubclass(kind, SupSup) and kind.exclusive]
     if parse(name)[0].name not in known:
         raise InputError(
-            f"a model directory cannot hold what method '{name}' learns, only masks over weights that no later task "
+            f"method '{name}' cannot be stored in a model directory, which has masks over weights that no later task "
             f"changes: choose one of {', '.join(f'{name}+kkt, {name}' for name in known)}"
         )
 
@@ -165,7 +167,7 @@ def structure_of(network: MaskedNetwork) -> tuple[str, ...]:
 
 
 def _difference(found: tuple[str, ...], wanted: tuple[str, ...]) -> str:
-    """The first tensor that differs, in words; nothing where all are alike."""
+    """Describe the first tensor that differs; empty if all are equal."""
     for one, other in zip_longest(found, wanted, fillvalue="nothing"):
         if one != other:
             return f"it has {one!r}, the model {other!r}"
@@ -173,13 +175,13 @@ def _difference(found: tuple[str, ...], wanted: tuple[str, ...]) -> str:
 
 
 def _shape(network: MaskedNetwork, name: str, tensor: Tensor) -> tuple[int, ...]:
-    """A head has as many rows as a task has classes: they do not count."""
+    """Drop the number of rows of a head, which is the number of classes of a task."""
     head = name.rpartition(".")[0] == network.partition.head
     return tuple(tensor.shape[1:] if head else tensor.shape)
 
 
 def first_digest(network: MaskedNetwork) -> str:
-    """Of the first weights and everything that tasks share; heads are drawn anew for every task."""
+    """Digest of the initial weights and everything that tasks share; heads are drawn for each task."""
     head = network.partition.head
     private = {name: t for name, t in network.private_start.items() if name.rpartition(".")[0] != head}
     shared = {"weights": network.weights, **network.frozen, **network.buffers, **private}
@@ -194,7 +196,7 @@ def _tensors(network: MaskedNetwork, init: str) -> dict[str, Tensor]:
 
 
 def _stands_for(network: MaskedNetwork, name: str, tensor: Tensor, there: Tensor) -> bool:
-    """Whether a stored tensor has the shape of the one that is there, and its type unless both are floats."""
+    """Whether a stored tensor has the shape of the network's, and its type unless both are floats."""
     shapes = (_shape(network, name.partition(".")[2] or name, each) for each in (tensor, there))
     floats = tensor.is_floating_point() and there.is_floating_point()
     return len(set(shapes)) == 1 and tensor.ndim == there.ndim and (floats or tensor.dtype == there.dtype)
@@ -206,7 +208,7 @@ def _put(network: MaskedNetwork, tensors: Mapping[str, Tensor]) -> None:
         group, _, short = name.partition(".")
         there = network.weights if name == "weights" else groups.get(group, {}).get(short)
         if there is None or not _stands_for(network, name, tensor, there):
-            raise StoreError(f"the base file's tensor '{name}' is not as the network has it")
+            raise StoreError(f"tensor '{name}' of the base file does not match the network")
         if name == "weights":
             network.weights = tensor.clone()
         else:

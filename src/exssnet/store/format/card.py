@@ -1,4 +1,4 @@
-"""A task's card: what is known of it, as JSON. A reader checks what it needs and leaves alone what it does not know."""
+"""A task's card: its description as JSON. A reader checks the fields it needs and ignores unknown ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from exssnet.store.routes.measured import Measured
 
 Card = dict[str, Any]
 
-ANSWERS = ("labels", "recipe", "scaling")  # what decides an answer beside the tensors
+ANSWERS = ("labels", "recipe", "scaling")  # fields that a prediction depends on, besides the tensors
 LIMITS = Limits(size=64 * MEBIBYTE, values=4 * MOST_CLASSES)
 
 Count = Annotated[int, Between(0, 2**48)]
@@ -31,7 +31,7 @@ Deviation = Annotated[float, Between(1e-45, 1e300)]
 
 @dataclass(frozen=True)
 class OfTask:
-    """What the network keeps of a task."""
+    """The network's description of a task."""
 
     name: Name
     classes: Annotated[int, Between(1, MOST_CLASSES)]
@@ -44,7 +44,7 @@ class OfTask:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the inputs are read."""
+    """How inputs are read."""
 
     kind: Word
     shape: Annotated[tuple[Annotated[int, Between(1, MOST_NUMBERS)], ...], Length(1, 16)]
@@ -71,7 +71,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Known:
-    """What a card must have, and of which kind; `routing` and `source` are checked when they are used."""
+    """Required fields of a card and their types; `routing` and `source` are checked when they are used."""
 
     task: OfTask
     labels: tuple[str, ...]
@@ -96,24 +96,24 @@ class Known:
 
 
 def parse(content: bytes, where: str) -> Card:
-    """The card of these bytes."""
+    """Parse a card."""
     try:
         card: Card = from_json(content, where, LIMITS)
-        known = typed(card, Known, f"{where} is no card of a task")
+        known = typed(card, Known, f"{where} is not the card of a task")
     except ParseError as error:
         raise StoreError(str(error)) from error
     if card["scaling"] and not (known.scaling and known.scaling.mean):
-        raise StoreError(f"{where} is no card of a task: its scaling has no mean")
+        raise StoreError(f"{where} is not the card of a task: its scaling has no mean")
     return card
 
 
 def content(card: Mapping[str, Any]) -> bytes:
-    """The card's file."""
+    """Write a card."""
     return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def with_task(card: Mapping[str, Any], learned: LearnedTask) -> Card:
-    """The card with what the network knows of its task now."""
+    """The card with the network's current description of the task."""
     known = {
         "name": learned.name, "classes": learned.classes, "lender": learned.lender, "overlap": learned.overlap,
         "trained_weights": learned.trained_weights, "digests": learned.digests, "kept": learned.kept,
@@ -122,7 +122,7 @@ def with_task(card: Mapping[str, Any], learned: LearnedTask) -> Card:
 
 
 def renamed(card: Mapping[str, Any], task: str, name: str) -> Card:
-    """The card where a task has another name."""
+    """The card after a task was renamed."""
     own = card["task"] | {key: name for key in ("name", "lender") if card["task"][key] == task}
     measured = Measured.of_card(card)
     routing = {} if measured is None else {"routing": measured.renamed(task, name).json()}
@@ -130,7 +130,7 @@ def renamed(card: Mapping[str, Any], task: str, name: str) -> Card:
 
 
 def without(card: Mapping[str, Any], task: str) -> Card:
-    """The card where another task has been removed, whose name may be a third one's some day."""
+    """The card after another task was removed, whose name may be used again."""
     lender = card["task"]["lender"]
     own = card["task"] | {"lender": None if lender == task else lender}
     measured = Measured.of_card(card)
@@ -139,7 +139,7 @@ def without(card: Mapping[str, Any], task: str) -> Card:
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """Names that tell classes apart, also where a card has one twice: the second `cat` is `cat (2)`."""
+    """Distinct names of classes, even if a card has one twice: the second `cat` is `cat (2)`."""
     if len(set(labels)) == len(labels):
         return list(labels)
     found: list[str] = []
@@ -153,12 +153,12 @@ def distinct(labels: Sequence[str]) -> list[str]:
 
 
 def of_network(card: Mapping[str, Any]) -> Card:
-    """What the network is told of the task: all of `task` that this version knows."""
+    """The fields of `task` that this version knows."""
     return {field.name: card["task"][field.name] for field in fields(OfTask)}
 
 
 def identity(card: Mapping[str, Any]) -> str:
-    """A digest of all that decides the task's answers: its tensors, its labels, and how it reads and scales inputs."""
+    """Digest of everything that predictions depend on: tensors, labels, and how inputs are read and scaled."""
     words = {name: json.dumps(card[name], sort_keys=True, ensure_ascii=False) for name in ANSWERS}
     return combined_digest(
         card["task"]["digests"]

@@ -1,7 +1,7 @@
-"""A task's mask in close to its entropy: a range coder, with what is known of earlier tasks as context.
+"""Code a mask close to its entropy: a range coder with earlier tasks as context.
 
-A mask of n weights at density k takes about n·H(k) bits. Where it overlaps with the weights in use, or with the mask
-it started from (the lender's), the weights are split into groups by that, and each group has its own probability.
+A mask of n weights at density k takes about n·H(k) bits. If it overlaps with the used weights, or with the lender's
+mask that it started from, weights are split into groups by these, and each group has its own probability.
 
 docs/reference/format.md has the format, exact to the bit; `codec_reference.py` decodes it in plain Python. The range
 coder is constriction's, with `perfect=False` because its weight of a zero is then one line of arithmetic; the other
@@ -29,7 +29,7 @@ _LONGEST_COUNT = 9  # bytes of a LEB128 below 2⁶³
 
 
 class Count(NamedTuple):
-    """Of a group of weights: how many there are, and how many of them are in the mask."""
+    """Number of weights in a group, and of those in the mask."""
 
     total: int
     ones: int
@@ -48,7 +48,7 @@ class Count(NamedTuple):
 
 
 def encode(mask: Tensor, used: Tensor | None = None, lender: Tensor | None = None) -> bytes:
-    """The mask's bytes, with the contexts that make it smallest; `decode` needs the same used set and lender's mask."""
+    """Encode a mask with the contexts that make it smallest; `decode` needs the same used set and lender's mask."""
     bits = _bools(mask, mask.numel(), "the mask")
     known = _known(len(bits), used, lender)
     offered = sum(known)  # the bits
@@ -57,20 +57,22 @@ def encode(mask: Tensor, used: Tensor | None = None, lender: Tensor | None = Non
         for number, group in zip(_numbers(offered), _groups(offered, len(bits), known), strict=True)
     }
     tables = {kind: _merged(cells, kind) for kind in _numbers(offered)}
-    kind = min(tables, key=lambda kind: _bound(kind, tables[kind]))  # of equals the first: it needs to know least
+    kind = min(
+        tables, key=lambda kind: _bound(kind, tables[kind])
+    )  # the first of equals, which needs the least context
     symbols = [bits[group].astype(np.int32) for group in _groups(kind, len(bits), known)]
     return _header(kind, tables[kind]) + _words(symbols, tables[kind])
 
 
 def decode(data: bytes, size: int, used: Tensor | None = None, lender: Tensor | None = None) -> Tensor:
-    """The mask (bool [size]) that `encode` made these bytes of; anything that it did not make is a DataError."""
+    """Decode a mask (bool [size]); bytes that `encode` does not write are a DataError."""
     import torch
 
     known = _known(size, used, lender)
     kind = _kind(data)
     for bit, name in ((USED, "the used set"), (LENDER, "the lender's mask")):
         if kind & bit and bit not in known:
-            raise DataError(f"a stored mask was coded with {name}, which is not given: read the earlier tasks first")
+            raise DataError(f"a stored mask needs {name}, which is missing: read the earlier tasks first")
     groups = _groups(kind, size, known)
     counts, start = _counts(data, [int(np.count_nonzero(group)) for group in groups])
     symbols = _symbols(data[start:], counts)
@@ -92,13 +94,13 @@ def _bools(vector: Tensor, size: int, name: str) -> Bools:
 
 
 def _known(size: int, used: Tensor | None, lender: Tensor | None) -> dict[int, Bools]:
-    """What may serve as context, by its bit."""
+    """Possible contexts by their bits."""
     named = ((USED, used, "the used set"), (LENDER, lender, "the lender's mask"))
     return {bit: _bools(vector, size, name) for bit, vector, name in named if vector is not None}
 
 
 def _numbers(kind: int) -> list[int]:
-    """The groups of a kind; also the kinds that know no more than this one."""
+    """The groups of a kind; also the kinds whose bits are a subset of its bits."""
     return [number for number in range(4) if number | kind == kind]
 
 
@@ -112,7 +114,7 @@ def _groups(kind: int, size: int, known: dict[int, Bools]) -> list[Bools]:
 
 
 def _merged(cells: dict[int, Count], kind: int) -> list[Count]:
-    """The counts under a kind that tells fewer groups apart."""
+    """The counts of a kind with fewer groups."""
     return [
         Count(*map(sum, zip(*(count for cell, count in cells.items() if cell & kind == number), strict=True)))
         for number in _numbers(kind)
@@ -120,9 +122,9 @@ def _merged(cells: dict[int, Count], kind: int) -> list[Count]:
 
 
 def _bound(kind: int, counts: list[Count]) -> int:
-    """Bytes: at least so many without a context, at most so many with one, so that a context never costs any.
+    """Bounds of the size in bytes: lower without a context, upper with one, so that a context never costs bytes.
 
-    The coder loses about 1.3e-4 bits on a weight to the precision of its range.
+    The precision of its range costs the coder about 1.3e-4 bits per weight.
     """
     bits = sum(count.entropy for count in counts)
     if kind and bits:
@@ -142,24 +144,26 @@ def _header(kind: int, counts: list[Count]) -> bytes:
 
 
 def _leb128(value: int) -> bytes:
-    """Seven bits to a byte, the lowest first; the high bit says that more follow."""
+    """LEB128: seven bits per byte, lowest first; the high bit means that more follow."""
     low, high = value & 0x7F, value >> 7
     return bytes([low]) if not high else bytes([low | 0x80]) + _leb128(high)
 
 
 def _kind(data: bytes) -> int:
     if len(data) < 2:
-        raise _damaged(f"it has {len(data)} bytes, fewer than any mask takes")
+        raise _damaged(f"it has {len(data)} bytes, fewer than any mask")
     version, kind = data[0], data[1]
     if version != VERSION:
-        raise DataError(f"a stored mask has version {version}, this program reads {VERSION}: update exssnet")
+        raise DataError(
+            f"a stored mask has version {version}, this version of exssnet reads {VERSION}: upgrade exssnet"
+        )
     if kind > USED | LENDER:
         raise _damaged(f"its context kind is {kind}, of 0 to {USED | LENDER}")
     return kind
 
 
 def _counts(data: bytes, totals: list[int]) -> tuple[list[Count], int]:
-    """The counts of the header, and where the words start."""
+    """The counts of the header, and the offset of the words."""
     counts, at = [], 2
     for total in totals:
         end = next((i + 1 for i in range(at, min(at + _LONGEST_COUNT, len(data))) if data[i] < 0x80), None)
@@ -188,13 +192,13 @@ def _words(symbols: list[NDArray[np.int32]], counts: list[Count]) -> bytes:
     for values, count in zip(symbols, counts, strict=True):
         if count.coded:
             encoder.encode(values, _model(count))
-    moved, _ = encoder.pos()  # how often the range was moved up by a word
+    moved, _ = encoder.pos()  # number of words by which the range was shifted
     words: NDArray[np.uint32] = encoder.get_compressed()
     return words[: moved + 1].astype("<u4").tobytes()
 
 
 def _symbols(words: bytes, counts: list[Count]) -> list[NDArray[np.int32]]:
-    """Per group its zeros and ones; only if they are the ones that these words were made of."""
+    """Decode zeros and ones per group; other words than the encoder's are refused."""
     from constriction import stream
 
     if len(words) % 4:
@@ -205,14 +209,14 @@ def _symbols(words: bytes, counts: list[Count]) -> list[NDArray[np.int32]]:
         if count.coded:
             try:
                 values = decoder.decode(_model(count), count.total)
-            except AssertionError as error:  # how constriction reports words that no encoder writes
-                raise _damaged("its words are no code") from error
+            except AssertionError as error:  # constriction's error for words that no encoder writes
+                raise _damaged("its words are not a code") from error
         else:
             values = np.full(count.total, bool(count.ones), dtype=np.int32)
         if (found := np.count_nonzero(values)) != count.ones:
             raise _damaged(f"it has {found} ones where it counts {count.ones}")
         symbols.append(values)
-    # a decoder does not see its data end, and runs on with zeros: words lost or added may leave the counts right
+    # a decoder continues with zeros after its data: lost or added words may leave the counts right
     if _words(symbols, counts) != words:
         raise _damaged(f"{len(words)} bytes follow its header, not those of its mask")
     return symbols

@@ -1,6 +1,6 @@
-"""The coded mask of docs/reference/format.md, read in plain Python: the oracle that `codec.py` is tested against.
+"""Decode masks of docs/reference/format.md in plain Python: the oracle for tests of `codec.py`.
 
-It needs no package. It trusts its data; `codec.decode` also refuses what no encoder writes.
+It needs no package and trusts its data; `codec.decode` also refuses bytes that no encoder writes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ USED, LENDER = 1, 2  # the bits of the context kind, byte 1, and of a group's nu
 
 
 def decode(data: bytes, size: int, used: Sequence[bool] = (), lender: Sequence[bool] = ()) -> list[bool]:
-    """The mask of so many weights; the used set and the lender's mask are needed where the context kind has them."""
+    """Decode a mask of `size` weights; the context kind says whether the used set and the lender's mask are needed."""
     version, kind = data[0], data[1]
     if version != 1:
         raise ValueError(f"a mask of version {version}; this is a decoder of version 1")
@@ -25,13 +25,13 @@ def decode(data: bytes, size: int, used: Sequence[bool] = (), lender: Sequence[b
     counts = [(group.count(number), leb128(rest)) for number in numbers]
     bits = range_decoder(words(bytes(rest)), counts)
     mask = [False] * size
-    for place in sorted(range(size), key=group.__getitem__):  # group by group, and in order within each
+    for place in sorted(range(size), key=group.__getitem__):  # group by group, in order within each
         mask[place] = next(bits)
     return mask
 
 
 def leb128(data: Iterator[int]) -> int:
-    """Seven bits to a byte, the lowest first; the high bit says that more follow."""
+    """LEB128: seven bits per byte, lowest first; the high bit means that more follow."""
     byte = next(data)
     return byte if byte < 128 else byte - 128 + 128 * leb128(data)
 
@@ -45,13 +45,13 @@ def words(data: bytes) -> Iterator[int]:
 
 
 def range_decoder(words: Iterator[int], counts: Sequence[tuple[int, int]]) -> Iterator[bool]:
-    """The bits of all groups, one group after the other; `counts` has for each how many they are and the ones."""
-    r, d = 2**64 - 1, next(words) << 32 | next(words)  # the width of the range, and where in it the data points
+    """Decode the bits of all groups in sequence; `counts` has the size and the ones of each."""
+    r, d = 2**64 - 1, next(words) << 32 | next(words)  # the width of the range, and the position of the data in it
     for total, ones in counts:
         if ones in (0, total):  # nothing was coded
             yield from [ones > 0] * total
             continue
-        # of 2²⁴, the part of a zero. In doubles on purpose: exact arithmetic is off by one for some counts
+        # weight of a zero, of 2²⁴. In doubles on purpose: exact arithmetic differs by one for some counts
         z = int((1 - ones / total) * (2**24 - 2)) + 1
         for _ in range(total):
             s = r >> 24

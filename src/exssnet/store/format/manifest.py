@@ -1,6 +1,6 @@
-"""The manifest: the one file that says what a model directory holds. Everything else is a file that it names.
+"""The manifest: the list of all other files of a model directory.
 
-It ends with a digest of itself, and is always written in the same words, so that any changed byte is noticed.
+It ends with its own digest, and a state has one spelling only, so that any changed byte is noticed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from exssnet.io.typed import line
 from exssnet.version import __version__
 
 FORMAT = 1
-AUTO = "auto"  # asks for the task to be found, so no task may be called so
-MOST_LETTERS = 1000  # in a name; earlier versions had no limit of their own
+AUTO = "auto"  # means that the task is found, so it cannot be the name of a task
+MOST_LETTERS = 1000  # of a name; earlier versions had no limit
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of the directory: its name is made from its content."""
+    """A file of the directory, named after its content."""
 
     name: str
     sha256: str
@@ -35,7 +35,7 @@ class File:
 
     @classmethod
     def from_json(cls, found: Any) -> File:
-        """Checked, since a name from outside must not lead out of the directory."""
+        """Parse a file entry; its name is checked, because it must not lead out of the directory."""
         file = cls(_typed(found["name"], str), _typed(found["sha256"], str), _typed(found["size"], int))
         stem, _, ending = file.name.partition(".")
         if len(file.sha256) != 64 or stem != file.sha256[:32] or ending not in ("json", "safetensors"):
@@ -50,7 +50,7 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """A task: its card (JSON), its tensors, and the task whose mask helps to decode its own."""
+    """A task: its card (JSON), its tensors, and the task whose mask is the context of its own."""
 
     name: str
     card: File
@@ -65,18 +65,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a directory holds after a change, which change that was, and the manifest before it."""
+    """The state of a directory after a change, the change, and the previous manifest."""
 
-    base: Mapping[str, Any]  # how the network and its first weights are made
-    base_file: File | None  # what of it no seed can make again
+    base: Mapping[str, Any]  # description of the network and its initial weights
+    base_file: File | None  # tensors that do not follow from a seed
     tasks: tuple[Entry, ...]
-    change: str  # for people: "learn animals"
+    change: str  # description: "learn animals"
     time: str  # of the change
-    before: File | None  # the manifest that this one took the place of
+    before: File | None  # the previous manifest
     number: int = 0  # of changes so far
 
     def files(self) -> Iterator[File]:
-        """All files it names, but for the manifest before it."""
+        """All files it names except the previous manifest."""
         if self.base_file is not None:
             yield self.base_file
         for task in self.tasks:
@@ -104,7 +104,7 @@ def _text(found: Mapping[str, Any]) -> bytes:
 
 
 def parse(content: bytes, where: str) -> Manifest:
-    """The manifest of these bytes, checked against its own digest."""
+    """Parse a manifest and check its own digest."""
     try:
         found = json.loads(content)
         made_for, whole = found["format"], _signed(found) == content
@@ -112,10 +112,11 @@ def parse(content: bytes, where: str) -> Manifest:
         raise StoreError(f"{where} is damaged: {_line(error)}") from error
     if type(made_for) is int and made_for > FORMAT:
         raise StoreError(
-            f"{where} has format {made_for}, from exssnet {found.get('exssnet')}; this version reads {FORMAT}: upgrade"
+            f"{where} has format {made_for}, from exssnet {found.get('exssnet')}; this version reads {FORMAT}: "
+            "upgrade exssnet"
         )
     if not whole:
-        raise StoreError(f"{where} is damaged: it does not have its own digest")
+        raise StoreError(f"{where} is damaged: its digest does not match")
     try:
         if _typed(made_for, int) != FORMAT:
             raise ValueError(f"format {made_for}")
@@ -129,7 +130,7 @@ def parse(content: bytes, where: str) -> Manifest:
 
 
 def undone_note(content: bytes) -> bytes:
-    """What is noted when a change is undone, back to the manifest with this content: the one before it is gone."""
+    """The note for a manifest that was restored: its previous manifest is deleted."""
     return _text({"undone": hashlib.sha256(content).hexdigest()})
 
 
@@ -143,7 +144,7 @@ def _entries(found: Any) -> tuple[Entry, ...]:
     )  # fmt: skip
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
-        raise ValueError("two tasks have one name")
+        raise ValueError("two tasks have the same name")
     for name in names:
         if not name.isprintable() or len(name) > MOST_LETTERS:
             raise ValueError(f"task {name!r}")

@@ -1,8 +1,8 @@
-"""A task's probe: what it answers to fixed inputs, kept in its card.
+"""A task's probe: its answers to fixed inputs, stored in its card.
 
-Digests hold a task's tensors, not what a module does with them: a Sigmoid in the position of a ReLU has the same. So a
-few inputs, the same on every machine, are answered when a task is learned, and again when the directory is checked. The
-baked module computes them on the CPU, in double precision if it can, whatever the network otherwise runs with.
+Digests cover a task's tensors, not the computation of a module: a Sigmoid instead of a ReLU has the same digests. So
+the answers to a few inputs, equal on every machine, are computed when a task is learned and when the directory is
+checked. The baked module computes them on the CPU, in double precision if it can.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from exssnet.core.proof import tensor_digest
 from exssnet.errors import StoreError
 from exssnet.io.typed import Between, Length, Matching, line, typed
 
-ROWS = 8  # inputs; fewer where they are large
-NUMBERS = 2**13  # in all inputs, about: two images of 32 × 32, so that a check costs little
+ROWS = 8  # inputs; fewer if they are large
+NUMBERS = 2**13  # numbers in all inputs: two images of 32 × 32, so that a check is cheap
 MOST_NUMBERS = 2**26
-KEPT = 256  # answers, the first ones
-INDICES = 1000  # at most so many different ones, of inputs that are indices
-TOLERANCE = 1e-4  # relative to the largest answer: another machine rounds otherwise
-MODULUS, FACTOR = 2**31 - 1, 48271  # of MINSTD, a generator of pseudo-random whole numbers
+KEPT = 256  # number of stored answers
+INDICES = 1000  # maximum of index inputs
+TOLERANCE = 1e-4  # relative to the largest answer, for rounding on other machines
+MODULUS, FACTOR = 2**31 - 1, 48271  # of MINSTD, a pseudo-random number generator
 
 Precision = Literal["float64", "float32"]
-PRECISIONS: tuple[Precision, ...] = ("float64", "float32")  # the first that the module can compute in
+PRECISIONS: tuple[Precision, ...] = ("float64", "float32")  # the first type that the module can compute with
 
 
 @dataclass(frozen=True)
 class Probe:
-    """How the inputs are made, and the answers."""
+    """Description of the inputs, and the answers."""
 
     rows: Annotated[int, Between(1, ROWS)]
     shape: Annotated[tuple[Annotated[int, Between(1, MOST_NUMBERS)], ...], Length(1, 16)]
-    below: Annotated[int, Between(1, INDICES)] | None  # of indices; None where the inputs are numbers
+    below: Annotated[int, Between(1, INDICES)] | None  # for indices; None if the inputs are numbers
     precision: Precision
     digest: Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256 in hexadecimal")]  # of all answers
-    answers: Annotated[str, Length(0, 2 * 4 * KEPT)]  # the first ones, row by row: little-endian float32 in base64
+    answers: Annotated[str, Length(0, 2 * 4 * KEPT)]  # the first answers, row by row: little-endian float32 in base64
 
     def __post_init__(self) -> None:
         if self.rows * prod(self.shape) > MOST_NUMBERS:
@@ -53,20 +53,20 @@ class Probe:
 
     @classmethod
     def of_card(cls, card: Mapping[str, Any]) -> Probe | None:
-        """None where there is none: of an earlier version, or the module could not take the inputs."""
+        """Parse a card's probe; None if it has none (earlier version, or the module could not take the inputs)."""
         return None if card.get("probe") is None else typed(card["probe"], cls, "the probe")
 
     @property
     def first(self) -> Tensor:
-        """The answers that are kept, float32."""
+        """The stored answers, float32."""
         return torch.from_numpy(np.frombuffer(b64decode(self.answers, validate=True), "<f4").astype(np.float32))
 
     def inputs(self) -> Tensor:
-        """As the network takes them [rows, *shape]: steps of 1/16384 from -2 to 2, or indices."""
+        """The inputs of the network [rows, *shape]: steps of 1/16384 from -2 to 2, or indices."""
         return inputs(self.rows, self.shape, self.below)
 
     def distance(self, answers: Tensor) -> float:
-        """How far answers are from these, relative to the largest of these; not a number if they are of other kinds."""
+        """Largest difference of answers, relative to the largest stored one; NaN if they have another shape."""
         if tensor_digest(answers) == self.digest:
             return 0.0
         wanted, found = self.first, answers.reshape(-1)[:KEPT]
@@ -78,7 +78,7 @@ class Probe:
 
 
 def made(network: MaskedNetwork, task: str, recipe: Mapping[str, Any], learned: Tensor) -> dict[str, Any] | None:
-    """For the card of a task: its probe; None where the module cannot take the inputs. `learned`: what it learned."""
+    """Compute the probe of a task for its card; None if the module cannot take the inputs. `learned`: its examples."""
     shape = tuple(recipe["shape"])
     rows = max(1, min(ROWS, NUMBERS // prod(shape)))
     below = max(1, min(int(learned.max()) + 1, INDICES)) if learned.dtype == torch.int64 else None
@@ -96,7 +96,7 @@ def made(network: MaskedNetwork, task: str, recipe: Mapping[str, Any], learned: 
 
 
 def difference(network: MaskedNetwork, card: Mapping[str, Any]) -> str | None:
-    """What is wrong with what a task computes; None where it is as it was learned, or nobody knows."""
+    """Describe how a task's answers differ from its probe; None if they are equal or there is no probe."""
     probe = Probe.of_card(card)
     if probe is None:
         return None
@@ -106,26 +106,24 @@ def difference(network: MaskedNetwork, card: Mapping[str, Any]) -> str | None:
         return f"it cannot take the probe: {line(error)}"
     if away <= TOLERANCE:
         return None
-    return (
-        "its answers are of another kind" if isnan(away) else f"its answers to the probe differ by {100 * away:.2g} %"
-    )
+    return "its answers have another shape" if isnan(away) else f"its answers to the probe differ by {100 * away:.2g} %"
 
 
 def require_one(network: MaskedNetwork, cards: Sequence[Mapping[str, Any]], own: bool) -> None:
-    """Refuse a module, a user's `own` or built in, that does not compute what a task was learned with.
+    """Refuse a module, a user's `own` or built-in, that does not compute what the tasks were learned with.
 
-    The first task with a probe tells, since all tasks run on one module; `verify` looks at every one.
+    The first task with a probe is checked, because all tasks run on one module; `verify` checks every task.
     """
     for card in cards:
         name = card["task"]["name"]
-        if name in network.tasks and card.get("probe") is not None:  # of a damaged directory not all are
+        if name in network.tasks and card.get("probe") is not None:  # in a damaged directory some are missing
             if (wrong := difference(network, card)) is not None:
                 raise StoreError(refusal(name, wrong, own))
             return
 
 
 def refusal(task: str, wrong: str, own: bool) -> str:
-    """In a line: which task tells it, and what to do."""
+    """The error in one line: the task, and what to do."""
     what, do = ("module", "pass the module") if own else ("built-in network", "use the version of exssnet")
     return f"the {what} does not compute what task '{task}' was learned with ({wrong}): {do} that it was learned with"
 
@@ -134,7 +132,7 @@ def refusal(task: str, wrong: str, own: bool) -> str:
 
 
 def inputs(rows: int, shape: Sequence[int], below: int | None) -> Tensor:
-    """The fixed inputs of a shape [rows, *shape]: float64, or int64 where they are indices."""
+    """The fixed inputs [rows, *shape]: float64, or int64 for indices."""
     numbers = minstd(rows * prod(shape))
     found = (numbers >> 15).double() / 2**14 - 2 if below is None else numbers % below
     return found.view(rows, *shape)
@@ -150,7 +148,7 @@ def minstd(count: int) -> Tensor:
 
 
 def answered(network: MaskedNetwork, task: str, x: Tensor, precision: Precision) -> Tensor:
-    """What a task answers [rows, classes], rounded to float32."""
+    """Compute a task's answers [rows, classes], rounded to float32."""
     kind = getattr(torch, precision)
     module = network.bake(task).to("cpu", kind)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

@@ -1,4 +1,4 @@
-"""What users are told of a stored task."""
+"""Description of a stored task for users."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from exssnet.store.format.manifest import Entry
 
 @dataclass(frozen=True)
 class StoredTask:
-    """What a directory knows of a task."""
+    """A task of a model directory."""
 
     name: str
     labels: tuple[str, ...]  # the classes, by name
-    accuracy: float | None  # in percent, on the part that was held out
-    examples: int  # it was trained with
+    accuracy: float | None  # in percent, on the held-out part
+    examples: int  # trained with
     lender: str | None
     overlap: float | None
     trained_weights: int
     date: str
     size: int  # bytes on disk
     digest: str
-    card: Mapping[str, Any]  # all of it, as stored
+    card: Mapping[str, Any]  # the card as stored
 
     @classmethod
     def of(cls, entry: Entry, card: Mapping[str, Any]) -> StoredTask:
-        """The task of an entry in the manifest, with its card."""
+        """Make a task from an entry of the manifest and its card."""
         task = card["task"]
         return cls(
             entry.name, tuple(card["labels"]), card["accuracy"], card["examples"], task["lender"], task["overlap"],
@@ -36,6 +36,6 @@ class StoredTask:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        right = "" if self.accuracy is None else f", {self.accuracy:.1f} % right"
+        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.1f} %"
         lender = "" if self.lender is None else f", lender {self.lender!r}"
         return f"StoredTask({self.name!r}, {len(self.labels)} classes{right}{lender}, digest {self.digest[:16]})"

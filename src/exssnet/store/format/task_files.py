@@ -1,7 +1,7 @@
-"""A task as a file: its mask in close to its entropy, the weights it was the first to use, its private tensors.
+"""A task as a file: its coded mask, the weights it was the first to use, its private tensors.
 
-The weights of a network need no file of their own. A weight belongs to the first task whose mask holds it, so reading
-the tasks in order gives every weight to its owner, whose file has the value; those of no task are the first ones.
+The weights of a network need no other file. A weight belongs to the first task whose mask has it, so reading the tasks
+in order finds every value in the file of its owner; weights of no task have their initial values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PRIVATE = "private."
 
 @dataclass(frozen=True)
 class Coded:
-    """A task's file, and the task whose mask helped to code its own."""
+    """A task's file, and the task whose mask was the context of its own."""
 
     content: bytes
     predictor: str | None
 
 
 def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> list[Coded]:
-    """The files of the tasks from `start` on; `used` is the union of the masks before."""
+    """Write the files of the tasks from `start` on; `used` is the union of earlier masks."""
     used, first, names = used.clone(), first.to(network.device), list(network.tasks)
     coded = []
     for index in range(start, len(names)):
@@ -58,7 +58,7 @@ def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> li
 def read(
     network: MaskedNetwork, contents: Sequence[tuple[bytes, str | None]], cards: list[dict[str, Any]]
 ) -> StoreError | None:
-    """Put stored tasks into a network that has none, up to the first that cannot be read; why it cannot."""
+    """Load stored tasks into a network without tasks, up to the first that cannot be read; return the reason."""
     stopped = None
     used = torch.zeros_like(network.bank.used)
     weights = network.weights.clone()
@@ -80,9 +80,9 @@ def read(
                 state[f"task.{index}.apart.1"] = _numbers(tensors["apart.values"], len(chosen), weights)
             own = {name.removeprefix(PRIVATE): t for name, t in tensors.items() if name.startswith(PRIVATE)}
             if other := unlike(network, own, card["classes"]):
-                raise DataError(f"its tensor '{other}' is not as the network has it")
+                raise DataError(f"its tensor '{other}' does not match the network")
         except (SafetensorError, DataError, KeyError, RuntimeError) as error:
-            stopped, cards = StoreError(f"it holds no task: {' '.join(str(error).split())}"), cards[:index]
+            stopped, cards = StoreError(f"it is not a task: {' '.join(str(error).split())}"), cards[:index]
             break
         state[f"task.{index}.mask"] = pack(mask)
         state |= {f"task.{index}.{PRIVATE}{name}": tensor for name, tensor in own.items()}
@@ -93,7 +93,7 @@ def read(
 
 
 def unlike(network: MaskedNetwork, own: Mapping[str, Tensor], classes: int) -> str | None:
-    """The first of a task's private tensors that the network could not run with, or that it lacks; None if all is well.
+    """The first private tensor that does not match the network or is missing; None if all match.
 
     It has every private parameter, its head with a row for each class, and those buffers that learning changed.
     """
@@ -111,7 +111,7 @@ def unlike(network: MaskedNetwork, own: Mapping[str, Tensor], classes: int) -> s
 
 
 def _numbers(values: Tensor, count: int, like: Tensor) -> Tensor:
-    """Weights of which there are so many."""
+    """Check the number and type of stored weights."""
     if values.shape != (count,) or values.dtype != like.dtype:
         raise DataError(f"it has {values.dtype} {list(values.shape)} for {count} weights in {like.dtype}")
     return values.to(like.device)

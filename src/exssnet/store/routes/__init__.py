@@ -1,1 +1,1 @@
-"""Which task of a directory an input belongs to, and how well that is known."""
+"""Routing: which task of a directory an input belongs to, and how reliable that is."""

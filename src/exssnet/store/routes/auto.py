@@ -1,4 +1,4 @@
-"""Answers for inputs that do not say their task: which task, how likely that is, and what the task says of them."""
+"""Predictions for inputs of unknown task: the task, its probability, and its prediction."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Choice:
-    """The likeliest task of each input."""
+    """The most likely task of each input."""
 
     candidates: tuple[str, ...]
     best: Tensor  # int64 [N], index into `candidates`
-    routing: Tensor | None  # probability of each candidate [N, candidates]; None where it was not measured
-    threshold: float | None  # below it the task is unknown
+    routing: Tensor | None  # probability of each candidate [N, candidates]; None if not measured
+    threshold: float | None  # the task is unknown below it
     known: Tensor  # bool [N]
 
     @property
@@ -37,12 +37,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
-    """What `predict` says with the task "auto". The class's probability is that within the task."""
+    """Result of `predict` with the task "auto". The probability of a class is given the task."""
 
-    tasks: tuple[str | None, ...]  # None where it is unknown
-    classes: Tensor  # int64 [N], counted from 0 within the task; -1 where it is unknown
-    probabilities: Tensor  # [N], of the class, given the task; not a number where the task is unknown
-    routing: Tensor | None  # [N], of the task; None where it was not measured
+    tasks: tuple[str | None, ...]  # None if unknown
+    classes: Tensor  # int64 [N], from 0 within the task; -1 if unknown
+    probabilities: Tensor  # [N], of the class, given the task; NaN if the task is unknown
+    routing: Tensor | None  # [N], of the task; None if not measured
     choice: Choice = field(repr=False)
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Found:
 
 
 def choose(reader: Reader, x: Array, rule: str = RULE, threshold: float | None = None) -> Choice:
-    """The task of each input, where the rule is sure enough of it."""
+    """Find the task of each input, or unknown below the threshold."""
     if threshold is not None and not 0 <= threshold <= 1:
         raise InputError(f"threshold is {threshold}: give a probability from 0 to 1")
     routed = reader.route(x, rule)
@@ -62,8 +62,8 @@ def choose(reader: Reader, x: Array, rule: str = RULE, threshold: float | None =
     if measured is None or measured.temperature is None:
         if threshold is not None:
             raise InputError(
-                f"threshold is {threshold}, but how likely a task is was not measured: that is done for the rule "
-                f"'{RULE}' when a task is learned and held-out inputs can be read"
+                f"threshold is {threshold}, but routing was not measured: remove the threshold, or use the rule "
+                f"'{RULE}' after learning a task with held-out inputs"
             )
         return Choice(routed.tasks, best, None, None, every)
     threshold = measured.threshold if threshold is None else threshold
@@ -74,7 +74,7 @@ def choose(reader: Reader, x: Array, rule: str = RULE, threshold: float | None =
 
 
 def find(reader: Reader, x: Array, rule: str = RULE, threshold: float | None = None) -> Found:
-    """The task and the class of each input."""
+    """Predict the task and the class of each input."""
     choice = choose(reader, x, rule, threshold)
     classes = torch.full_like(choice.best, -1)
     share = torch.full(choice.best.shape, float("nan"))

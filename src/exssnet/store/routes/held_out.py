@@ -1,7 +1,7 @@
-"""The held-out examples of a directory's tasks, which measure how well tasks are told apart.
+"""The held-out examples of a directory's tasks, which measure routing.
 
-A directory holds no examples. Those of tasks that this process learned are kept in memory; those of other tasks are
-read again from where they came from, if the files are there and have the same digest. Both are bounded.
+A directory has no examples. Those of tasks that this process learned stay in memory; those of other tasks are read
+again from their files, if these exist and have the same digest. Both are limited.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from exssnet.data.files.origin import Recorded, record
 from exssnet.errors import DataError
 from exssnet.io.typed import Between, typed
 
-MOST_ROWS = 200  # of a task
+MOST_ROWS = 200  # per task
 KEPT_BYTES = 64 * 10**6  # in memory, of all tasks
-READ_BYTES = 128 * 10**6  # of files that are read again when a task is learned
+READ_BYTES = 128 * 10**6  # of files that are read again for one task
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's examples came from, and which of them were held out."""
+    """The files of a task's examples, and which examples were held out."""
 
     data: Recorded
     labels: Recorded | None  # the second file of a .npy
-    held_out: Annotated[float, Between(0, 1)]  # the share
+    held_out: Annotated[float, Between(0, 1)]  # the fraction held out
 
 
 def source_of(found: Labelled, held_out: float) -> dict[str, Any] | None:
-    """For the card: where labelled examples were read; None for those in memory."""
+    """The files of labelled examples, for the card; None for examples in memory."""
     data = None if found.path is None else record(found.path)
     if data is None:
         return None
@@ -45,30 +45,30 @@ def source_of(found: Labelled, held_out: float) -> dict[str, Any] | None:
 
 
 class HeldOut:
-    """Finds the held-out inputs of tasks, by their cards."""
+    """Finds the held-out inputs of tasks by their cards."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}  # by the digest of a task's card, the oldest first
 
     def keep(self, digest: str, inputs: Tensor) -> None:
-        """Keep the raw held-out inputs of a task that was learned now."""
+        """Store the raw held-out inputs of a task that was just learned."""
         self._kept[digest] = inputs[spread(len(inputs), MOST_ROWS)].clone()
         while len(self._kept) > 1 and sum(map(_bytes, self._kept.values())) > KEPT_BYTES:
             self._kept.pop(next(iter(self._kept)))
 
     def reader(self, seed: int) -> Reading:
-        """For one change: reads up to `READ_BYTES`."""
+        """Make a reader for one change, of up to `READ_BYTES`."""
         return Reading(self._kept, seed)
 
 
 class Reading:
-    """What may still be read of the files of earlier tasks."""
+    """Reads files of earlier tasks up to a limit."""
 
     def __init__(self, kept: Mapping[str, Tensor], seed: int) -> None:
         self._kept, self._seed, self._left = kept, seed, READ_BYTES
 
     def __call__(self, card: Mapping[str, Any], rows: int) -> Tensor:
-        """So many raw held-out inputs of a task, or a DataError that says why there are none."""
+        """Read raw held-out inputs of a task, or raise a DataError that says why there are none."""
         if not card["held_out"]:
             raise DataError("nothing was held out")
         kept = self._kept.get(card["digest"])
@@ -99,7 +99,7 @@ def _read(card: Mapping[str, Any], source: Source, rows: int, seed: int) -> Tens
 
 
 def spread(count: int, most: int) -> Tensor:
-    """Up to so many of `count` rows, evenly spread: files are often sorted by class."""
+    """Select evenly spaced rows, because files are often sorted by class."""
     return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).round().long()
 
 

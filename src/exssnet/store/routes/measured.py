@@ -1,8 +1,8 @@
-"""How well the tasks of a directory are told apart: measured when a task is learned, and kept in its card.
+"""Measurement of routing, made when a task is learned and stored in its card.
 
-The held-out inputs of the new task and of earlier ones are routed among them and counted. From the same inputs follow
-two numbers. The temperature turns what is found of the candidates into probabilities that are right as often as they
-say. Below the threshold an answer is "unknown".
+Held-out inputs of the new task and of earlier ones are routed among these tasks and counted. The same inputs give two
+numbers: the temperature, which calibrates the probabilities of candidates, and the threshold, below which a task is
+unknown.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from exssnet.store.format.card import Card
 
 RULE = "confident"
-MOST_TASKS = 20  # that are measured with each other; of more, the lender and some evenly spread over the others
-MOST_RUNS = 20_000  # inputs times candidates times measured tasks, so that the cost of a task is bounded
+MOST_TASKS = 20  # number of tasks measured together; of more, the lender and evenly spaced others
+MOST_RUNS = 20_000  # inputs × candidates × measured tasks, which limits the cost per task
 TEMPERATURES = torch.logspace(-1, 3, 81, dtype=torch.float64)
-RIGHT = 0.95  # of the answers above the threshold at least this share is of the right task
-REFUSED = 0.05  # and at least this share of the held-out inputs is below it
-CONFUSED = 0.15  # of a task's inputs at one other task: worth a warning
-FEWEST = 2  # inputs that a warning is made of
+RIGHT = 0.95  # at least this fraction of the answers above the threshold names the right task
+REFUSED = 0.05  # at least this fraction of the held-out inputs is below it
+CONFUSED = 0.15  # fraction of a task's inputs routed to one other task that causes a warning
+FEWEST = 2  # minimum number of inputs for a warning
 
 Share = Annotated[float, Between(0, 1)]
 Names = Annotated[tuple[str, ...], Length(2, 1000)]
@@ -40,14 +40,14 @@ Names = Annotated[tuple[str, ...], Length(2, 1000)]
 
 @dataclass(frozen=True)
 class Measured:
-    """Which of `tasks` the held-out inputs of some of them were found to be of, when the newest was learned."""
+    """Where held-out inputs of some of `tasks` were routed when the newest task was learned."""
 
     rule: str
     tasks: Names  # the candidates, in the order they were learned; the newest is the last
-    found: dict[str, tuple[int, ...]]  # measured task -> its inputs at each candidate
+    found: dict[str, tuple[int, ...]]  # measured task -> number of its inputs routed to each candidate
     not_measured: dict[str, str]  # the others -> why
-    of: Annotated[int, Between(2, 2**31)]  # tasks that there were; the candidates may be fewer
-    temperature: Annotated[float, Between(0.01, 10**4)] | None  # None where nothing was measured, as the threshold
+    of: Annotated[int, Between(2, 2**31)]  # number of tasks; there may be fewer candidates
+    temperature: Annotated[float, Between(0.01, 10**4)] | None  # None if nothing was measured, like the threshold
     threshold: Share | None
 
     @classmethod
@@ -57,19 +57,19 @@ class Measured:
         where = f"the routing of task '{card['task']['name']}'"
         found = typed(card["routing"], cls, where)
         if set(found.found) - set(found.tasks) or {len(n) for n in found.found.values()} - {len(found.tasks)}:
-            raise ParseError(f"{where} counts other tasks than it names")
+            raise ParseError(f"{where} has counts for tasks that it does not name")
         return found
 
     def json(self) -> dict[str, Any]:
         return dict(json.loads(json.dumps(asdict(self))))
 
     def share(self, task: str) -> float:
-        """How much of a measured task's held-out inputs were found to be its own."""
+        """The fraction of a measured task's held-out inputs that were routed to it."""
         counts = self.found[task]
         return counts[self.tasks.index(task)] / max(sum(counts), 1)
 
     def confused(self) -> list[tuple[float, str, str]]:
-        """Where a task's inputs go to another one often: the share, the task and the other, the worst first."""
+        """Pairs of tasks where inputs of one are often routed to the other: fraction, task, other; worst first."""
         pairs = []
         for task, counts in self.found.items():
             others = [(count, other) for other, count in zip(self.tasks, counts, strict=True) if other != task]
@@ -79,7 +79,7 @@ class Measured:
         return sorted(pairs, reverse=True)
 
     def warning(self) -> str | None:
-        """One line where `--task auto` cannot be relied on."""
+        """Warn in one line if `--task auto` is unreliable."""
         pairs = self.confused()
         if not pairs:
             return None
@@ -87,8 +87,8 @@ class Measured:
         counts = self.found[task]
         more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
         return (
-            f"of {sum(counts)} held-out inputs of '{task}' {counts[self.tasks.index(other)]} go to '{other}'{more}: "
-            "--task auto is not reliable here"
+            f"of {sum(counts)} held-out inputs of '{task}' {counts[self.tasks.index(other)]} are routed to '{other}'"
+            f"{more}: --task auto is unreliable for these tasks"
         )
 
     def renamed(self, task: str, name: str) -> Measured:
@@ -100,7 +100,7 @@ class Measured:
         )  # fmt: skip
 
     def without(self, task: str) -> Measured | None:
-        """The same where a task has been removed; what went to it is forgotten."""
+        """The measurement without a removed task and its counts."""
         left = [place for place, one in enumerate(self.tasks) if one != task]
         if len(left) < 2:
             return None
@@ -112,10 +112,10 @@ class Measured:
 
 
 def measure(network: MaskedNetwork, cards: Sequence[Card], inputs: Callable[[Card, int], Tensor]) -> Measured | None:
-    """Route held-out inputs among the newest task, the last of the cards, and earlier ones that take the same inputs.
+    """Route held-out inputs among the newest task, the last of the cards, and earlier tasks with the same inputs.
 
-    `inputs` gives so many of a task's held-out inputs, or says in an error why there are none. None: nothing to tell
-    apart.
+    `inputs` returns held-out inputs of a task, or raises an error that says why there are none. None if there is no
+    other task.
     """
     among = candidates(cards)
     if len(among) < 2:
@@ -125,7 +125,7 @@ def measure(network: MaskedNetwork, cards: Sequence[Card], inputs: Callable[[Car
     found: dict[str, tuple[int, ...]] = {}
     missing: dict[str, str] = {}
     scores, own = [], []
-    for place in reversed(range(len(among))):  # the newest first: what may be read of files is limited
+    for place in reversed(range(len(among))):  # the newest first, because reading files is limited
         try:
             routed = route_among(network, among, inputs(among[place], rows), RULE)
         except (ExssnetError, OSError) as error:
@@ -140,13 +140,13 @@ def measure(network: MaskedNetwork, cards: Sequence[Card], inputs: Callable[[Car
 
 
 def written(tasks: int) -> float:
-    """About how many bytes of the card of a task all this takes, where it is one of so many."""
+    """Estimate the bytes of this in the card of one of `tasks` tasks."""
     count = min(tasks, MOST_TASKS)
     return 120 + 40 * count + 7 * count**2 if count > 1 else 0.0
 
 
 def candidates(cards: Sequence[Card]) -> list[Card]:
-    """The newest task, and of those before that take the same inputs its lender and others, evenly spread."""
+    """The newest task, and of earlier tasks with the same inputs its lender and evenly spaced others."""
     new = cards[-1]
     earlier = [card for card in cards[:-1] if takes(card["recipe"]) == takes(new["recipe"])]
     lender = [place for place, card in enumerate(earlier) if card["task"]["name"] == new["task"]["lender"]]
@@ -156,7 +156,7 @@ def candidates(cards: Sequence[Card]) -> list[Card]:
 
 
 def takes(recipe: Mapping[str, Any]) -> str:
-    """What inputs have in common that one task can take as well as another, wherever they came from."""
+    """Properties of inputs that two tasks must share to take the same inputs."""
     dtype = "uint8" if recipe["kind"] == "image" else "float32"
     return json.dumps([recipe["shape"], recipe.get("dtype", dtype), recipe.get("columns")])
 
@@ -165,19 +165,19 @@ def takes(recipe: Mapping[str, Any]) -> str:
 
 
 def probabilities(scores: Tensor, temperature: float) -> Tensor:
-    """How likely each candidate is [n, candidates], from its scores by the rule `confident`.
+    """Probability of each candidate [n, candidates], from its scores by the rule `confident`.
 
-    In proportion to a power of its certainty, 1/H^(1/temperature) with H the entropy of its output: entropies of tasks
-    that are sure differ by orders of magnitude, so it is their ratios that say something.
+    Proportional to 1/H^(1/temperature), with H the entropy of its output: entropies of certain tasks differ by orders
+    of magnitude, so their ratios are informative.
     """
     return (certainty(scores.double()) / temperature).softmax(1)
 
 
 def calibrated(scores: Tensor, own: Tensor) -> tuple[float, float]:
-    """Temperature and threshold for these scores [n, candidates] of inputs of these tasks [n]. Every task counts alike.
+    """Fit temperature and threshold to scores [n, candidates] of inputs of these tasks [n], with equal weight per task.
 
-    The temperature is the one under which the right tasks are the most likely (temperature scaling). The aim is not 1
-    but 1 − 1/(n + 2), as Platt has it: no finite sample shows that a candidate is certain.
+    The temperature maximizes the likelihood of the right tasks (temperature scaling). The target is not 1 but
+    1 − 1/(n + 2), as in Platt scaling: no finite sample shows that a candidate is certain.
     """
     n, count = scores.shape
     weight = 1 / torch.bincount(own, minlength=count)[own].double()
@@ -191,14 +191,16 @@ def calibrated(scores: Tensor, own: Tensor) -> tuple[float, float]:
 
 
 def threshold(probability: Tensor, right: Tensor, weight: Tensor) -> float:
-    """The lowest probability above which enough answers are of the right task and below which enough inputs are.
+    """The lowest probability above which enough answers name the right task and below which enough inputs are.
 
-    1 where no probability is high enough: then nothing is answered.
+    1 if no probability is high enough; then every task is unknown.
     """
     order = probability.argsort(descending=True)
     ranked, weight, right = probability[order], weight[order], right[order]
     kept = weight.cumsum(0)
-    doubt = weight.max() if not bool(right.all()) else 0.0  # one more wrong: three right ones show nothing
+    doubt = (
+        weight.max() if not bool(right.all()) else 0.0
+    )  # count one more wrong answer, because three right ones prove nothing
     good = (right * weight).cumsum(0) / (kept + doubt) >= RIGHT
     few = kept - weight < (1 - REFUSED) * weight.sum() - 1e-9
     last = torch.ones_like(good)  # of equal ones: all or none of them are above

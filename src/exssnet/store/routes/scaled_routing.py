@@ -1,4 +1,4 @@
-"""Which task of a directory an input belongs to: raw inputs are shown to every task in the task's own scaling."""
+"""Routing of raw inputs, which every task gets in its own scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def route_among(network: MaskedNetwork, cards: Sequence[Card], raw: Tensor, rule: str, per: str = "row") -> Routed:
-    """The task of each raw input, among those of the cards."""
+    """Route raw inputs among the tasks of the cards."""
     scalings = {card["task"]["name"]: card["scaling"] for card in cards}
     names = list(scalings)
 
@@ -27,7 +27,7 @@ def route_among(network: MaskedNetwork, cards: Sequence[Card], raw: Tensor, rule
 
     if raw.dtype == torch.int64 or all(scaling == scalings[names[0]] for scaling in scalings.values()):
         return route(network, seen_by(names[0]), rule, names, per)
-    if rule == "confident":  # each task by itself, with the very inputs of its own answers
+    if rule == "confident":  # each task separately, with exactly the inputs of its predictions
         parts = [route(network, seen_by(name), rule, [name], per) for name in names]
         scores = torch.cat([part.scores for part in parts], 1)
         return Routed(tuple(names), scores.argmax(1), scores)
@@ -36,12 +36,12 @@ def route_among(network: MaskedNetwork, cards: Sequence[Card], raw: Tensor, rule
 
 
 def prepared(inputs: Tensor, scaling: Mapping[str, Any] | None) -> Tensor:
-    """As the network takes them; without a scaling as `Model` takes them."""
+    """Scale inputs for the network; without a scaling as `Model` does."""
     return as_inputs(inputs) if scaling is None else files.scaled(inputs, scaling)
 
 
 def _affine(scaling: Mapping[str, Any] | None, raw: Tensor, like: Tensor) -> Scaling:
-    """A scaling as a factor and an offset that broadcast with raw inputs."""
+    """A scaling as factor and offset that broadcast with raw inputs."""
     unit = {"scale": 1 / 255} if raw.dtype == torch.uint8 else {}  # as `prepared` without a scaling
     found: dict[str, Any] = {"scale": 1.0, "mean": [0.0], "std": [1.0]} | dict(unit if scaling is None else scaling)
     mean, std = (torch.tensor(found[key], dtype=torch.float64) for key in ("mean", "std"))

@@ -1,4 +1,4 @@
-"""Questions to a model that come in files: what is this, of which task, and how often is the answer right."""
+"""Predictions and accuracies for files: the task and label of each input, and how often they are right."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from exssnet.store.reader import Reader
 from exssnet.store.routes.auto import choose
 from exssnet.store.routes.measured import RULE
 
-MOST_CANDIDATES = 5  # tasks that an answer names
+MOST_CANDIDATES = 5  # tasks listed in a prediction
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The label of one input, with its probability, and those of all labels of the task."""
+    """The label of one input with its probability, and the probabilities of all labels of the task."""
 
     name: str
     task: str
@@ -32,20 +32,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class RoutedAnswer:
-    """The same where the task had to be found. Where it is unknown, `likeliest` is what it would be."""
+    """The label of one input whose task was found by a rule. `likeliest` is the best guess for an unknown task."""
 
     name: str
-    task: str | None  # None where it is unknown
-    routing: float | None  # probability of the task; None where that was not measured
+    task: str | None  # None if unknown
+    routing: float | None  # probability of the task; None if not measured
     label: str | None
     probability: float | None  # of the label, given the task
-    probabilities: dict[str, float]  # of all labels of the task; none where it is unknown
+    probabilities: dict[str, float]  # of all labels of the task; empty if unknown
     likeliest: Answer
-    candidates: dict[str, float]  # the likeliest tasks with their probabilities
+    candidates: dict[str, float]  # the most likely tasks with their probabilities
 
 
 def answers(model: Reader, paths: Sequence[Path], task: str) -> list[Answer]:
-    """What the inputs in some files are."""
+    """Predict the labels of the inputs in some files."""
     inputs, names = _read(model, paths, task)
     return _answers(model, inputs, names, [task] * len(names))
 
@@ -53,10 +53,10 @@ def answers(model: Reader, paths: Sequence[Path], task: str) -> list[Answer]:
 def routed_answers(
     model: Reader, paths: Sequence[Path], rule: str = RULE, threshold: float | None = None
 ) -> list[RoutedAnswer]:
-    """What the inputs in some files are, the rule finding the task of each."""
+    """Predict the labels of the inputs in some files; the rule finds the task of each."""
     known = model.manifest.tasks
     if not known:
-        raise InputError(f"{model.path} has no task yet: learn one first")
+        raise InputError(f"{model.path} has no tasks: learn one first")
     inputs, names = _read(model, paths, known[0].name)
     choice = choose(model, inputs, rule, threshold)
     tasks = [choice.candidates[place] for place in choice.best.tolist()]
@@ -79,7 +79,7 @@ def _read(model: Reader, paths: Sequence[Path], task: str) -> tuple[Tensor, list
 
 
 def _answers(model: Reader, inputs: Tensor, names: Sequence[str], tasks: Sequence[str]) -> list[Answer]:
-    """An answer for every input, of its task."""
+    """Make a prediction for every input of a task."""
     found: dict[int, Answer] = {}
     for of in dict.fromkeys(tasks):
         rows = [row for row, one in enumerate(tasks) if one == of]
@@ -93,18 +93,18 @@ def _answers(model: Reader, inputs: Tensor, names: Sequence[str], tasks: Sequenc
 
 @dataclass(frozen=True)
 class Accuracy:
-    """In percent: how often the answer is right, and where the task had to be found, how often that was."""
+    """Accuracy in percent, and with a rule that finds the task, how often it was found."""
 
-    task: str | None  # None: of all tasks together
+    task: str | None  # None: all tasks together
     examples: int
     accuracy: float
     task_accuracy: float | None = None
-    unknown: float | None = None  # where the task had to be found, and how likely it is was measured
-    answered_accuracy: float | None = None  # of the others; None where there are none
+    unknown: float | None = None  # with a rule, if routing was measured
+    answered_accuracy: float | None = None  # of the other inputs; None if there are none
 
 
 def evaluate(model: Reader, path: Path, task: str, label: str | None = None, labels: Path | None = None) -> Accuracy:
-    """How often a task is right on labelled files."""
+    """Measure the accuracy of a task on labelled files."""
     inputs, numbers = model.examples(path, task, label, labels)
     return Accuracy(task, len(numbers), model.evaluate((inputs, numbers), task))
 
@@ -113,7 +113,7 @@ def evaluate_routed(
     model: Reader, data: Mapping[str, Path], rule: str = RULE, label: str | None = None,
     threshold: float | None = None,
 ) -> list[Accuracy]:  # fmt: skip
-    """Per task, and for all: how often the task is found, and how often task and class are."""
+    """Measure per task and for all tasks how often the task, and the task and class, are found."""
     rows: dict[str, _Rows] = {}
     for task, path in data.items():
         inputs, numbers = model.examples(path, task, label)
@@ -134,7 +134,7 @@ def evaluate_routed(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Of each row whether the task was found, the class too, and whether there is an answer at all."""
+    """For each row: whether the task is right, whether the class is too, and whether the task is known."""
 
     own: Tensor
     right: Tensor
