@@ -45,7 +45,10 @@ def test_several_heads_are_run_with_every_method_that_has_them(exssnet, tmp_path
     for row in (["naive", "task", "1"], ["naive", "masked", "1"], ["packnet", "task", "1"]):
         assert row in rows
     done = exssnet("run", "split-digits", *methods, "--head", "masked-test", *few, cwd=tmp_path)
-    assert done.said == "exssnet: these methods do not have head masked-test and use their own: exssnet (shared), packnet (task)\n"
+    assert (
+        done.said
+        == "exssnet: these methods do not have head masked-test and use their own: exssnet (shared), packnet (task)\n"
+    )
 
 
 def test_all_methods_may_have_others_beside_them(exssnet, tmp_path):
@@ -160,7 +163,7 @@ BAD = {
     "compile on a CPU": (["--compile", "on", "--device", "cpu"], "compile on needs a GPU"),
     "unknown precision": (["--precision", "fp8"], "precision is 'fp8': choose one of auto, fp32, bf16"),
     "together on a CPU": (["--together", "2", "--device", "cpu"], "--together 2 needs a GPU"),
-    "together nothing": (["--together", "0"], "together is '0': give auto or a whole number"),
+    "together nothing": (["--together", "0"], "--together is '0': give auto or a whole number"),
     "unknown evaluation": (["--evaluate", "never"], "evaluate is 'never': choose one of all, ends"),
     "images for another benchmark": (["--images", "x"], "--images needs split-imagenet"),
     "best without validation": (["--select", "best"], "needs a validation part"),

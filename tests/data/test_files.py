@@ -271,7 +271,10 @@ def refused(message: str, path: Path, kind: type[ExssnetError] = DataError, **op
         ("a,a,y\n1,2,0\n", "column 'a' occurs more than once"),
         ("a,b,z\n1,2,3\n", "no column 'y'; it has a, b, z"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3: 2 cells, but the header has 3 columns"),
-        ("a,b,y\n1,2,0\n1,red,1\n", "line 3, column 'b': 'red' is not a number, text is not supported; encode this column"),
+        (
+            "a,b,y\n1,2,0\n1,red,1\n",
+            "line 3, column 'b': 'red' is not a number, text is not supported; encode this column",
+        ),
         ("a,b,y\n1,2,0\n1,,1\n", "line 3, column 'b': is empty"),
         ("a,b,y\n1,2,0\nnan,2,1\n", "line 3, column 'a': is nan"),
         ("a,b,y\n1,1e99,0\n1,2,1\n", "line 2, column 'b': is inf"),
@@ -291,7 +294,7 @@ def test_a_csv_needs_the_name_of_its_label_and_the_width_of_the_network(tmp_path
     file = csv_file(tmp_path / "iris.csv", load_iris())
     refused("--label), one of kind, sepal length (cm)", file, InputError)
     refused("4 columns besides the label 'kind', the network needs [9]", file, label="kind", shape=(9,))
-    refused("line 102: label 'virginica' is none of", file, label="kind", classes=["setosa", "versicolor"])
+    refused("line 102: label 'virginica' is not one of", file, label="kind", classes=["setosa", "versicolor"])
 
 
 @pytest.mark.parametrize(
@@ -350,12 +353,12 @@ def test_wrong_numpy_files_are_refused(tmp_path: Path):
     (tmp_path / "a.npz").write_bytes(b"")
     refused("not readable as a NumPy file", tmp_path / "a.npz")
     (tmp_path / "a.npz").write_bytes(b"something else")
-    refused("is no NumPy file", tmp_path / "a.npz")
+    refused("is not a NumPy file", tmp_path / "a.npz")
 
 
 def test_wrong_folders_are_refused(tmp_path: Path, digits: Path):
     refused("no such file", tmp_path / "nowhere")
-    refused("unknown kind of file '.png'", next(digits.rglob("*.png")))
+    refused("unknown type of file '.png'", next(digits.rglob("*.png")))
     refused("no sub-folders", digits / "8")
     refused("its sub-folders are the labels", digits, InputError, label="kind")
     refused("--labels belongs to a .npy file", digits, InputError, labels=digits)
@@ -376,7 +379,7 @@ def test_wrong_images_in_a_folder_are_refused_by_name(tmp_path: Path):
     refused("dogs/rex.jpg: the image cannot be read", cats.parent)
     refused("rex.jpg: label 'dogs' is not one of the learned classes cats, cows", cats.parent, classes=["cats", "cows"])
     (dogs / "rex.jpg").write_text("woof")
-    refused("dogs/rex.jpg: not an image", cats.parent)
+    refused("dogs/rex.jpg: is not a supported image", cats.parent)
     (dogs / "rex.heic").write_text("woof")
     refused("dogs/rex.heic: .heic images cannot be read; convert", cats.parent)
 

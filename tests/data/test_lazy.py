@@ -190,7 +190,7 @@ def test_a_folder_that_is_not_laid_out_for_classes_says_why(tmp_path, folder):
         image_folder(tmp_path / "nowhere")
     for name in ("train/a", "train/b", "val/a"):
         (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(DataError, match="class b is in only one of train and val"):
+    with pytest.raises(DataError, match="class b is missing in train or val"):
         image_folder(tmp_path)
     (tmp_path / "val/b").mkdir()
     with pytest.raises(DataError, match="no images"):

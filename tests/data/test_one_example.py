@@ -39,10 +39,10 @@ def test_whole_numbers_are_taken_where_floats_were_learned_from(tmp_path: Path, 
 
 def test_bytes_are_not_taken_for_floats_nor_floats_for_words(tmp_path: Path):
     np.save(tmp_path / "x.npy", np.zeros((3, 4), np.uint8))
-    with pytest.raises(DataError, match="the inputs are uint8, but float32 was learned from; convert them"):
+    with pytest.raises(DataError, match="the inputs are uint8, but the task was learned from float32; convert them"):
         read_inputs([tmp_path / "x.npy"], VECTORS)
     np.save(tmp_path / "y.npy", np.zeros((3, 4), np.float32))
-    with pytest.raises(DataError, match="the inputs are float32, but int64 was learned from; convert them"):
+    with pytest.raises(DataError, match="the inputs are float32, but the task was learned from int64; convert them"):
         read_inputs([tmp_path / "y.npy"], VECTORS | {"dtype": "int64"})
 
 

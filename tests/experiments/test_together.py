@@ -48,7 +48,7 @@ def test_runs_that_read_from_disk_are_not_put_together(gpu):
 def test_a_gpu_without_bf16_computes_in_fp32_and_says_so_if_asked_for_more(gpu):
     gpu.setattr(config_module, "_has_bf16", lambda device: False)
     assert plans(1)[0].precision == "fp32"
-    with pytest.raises(InputError, match="precision bf16 is not for this GPU, cuda: use fp32"):
+    with pytest.raises(InputError, match="precision bf16 is not supported by cuda: use fp32"):
         plans(1, precision="bf16")
 
 
@@ -60,7 +60,7 @@ def test_without_triton_nothing_is_compiled_and_asking_for_it_is_refused(gpu):
 
 
 def test_a_device_that_is_not_there_is_refused(gpu):
-    with pytest.raises(InputError, match="device 'cuda:1' is not there: this machine has 1 CUDA device"):
+    with pytest.raises(InputError, match="device 'cuda:1' does not exist: 1 CUDA devices were found"):
         plans(1, device="cuda:1")
 
 

@@ -420,11 +420,11 @@ def test_files_are_read_as_typed_values_and_errors_name_them(tmp_path):
     (tmp_path / "a.yaml").write_text("digest: 00ff\nsize: 2")
     assert yaml_file(tmp_path / "a.yaml", Inner) == Inner("00ff", 2)
     (tmp_path / "a.yaml").write_text("digest: 00ff\nsizes: 2")
-    assert refusal(yaml_file, tmp_path / "a.yaml", Inner).startswith(f"{tmp_path / 'a.yaml'}: sizes is not known")
+    assert refusal(yaml_file, tmp_path / "a.yaml", Inner).startswith(f"{tmp_path / 'a.yaml'}: sizes is unknown")
     (tmp_path / "a.yaml").write_text("x" * (parse.YAML.size + 1))
     assert "at most 262,144 were expected" in refusal(yaml_file, tmp_path / "a.yaml", Inner)
 
 
 def test_an_annotation_that_cannot_be_read_is_the_programmers_error():
-    with pytest.raises(TypeError, match="is not an annotation"):
+    with pytest.raises(TypeError, match="is not a supported annotation"):
         typed({}, set[int], "it")

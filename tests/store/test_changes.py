@@ -68,7 +68,7 @@ class Years(RuleBasedStateMachine):
     def rename(self, data: st.DataObject, to: str) -> None:
         name = data.draw(st.sampled_from(list(self.tasks)))
         if to in self.tasks:
-            with pytest.raises(InputError, match="is there already"):
+            with pytest.raises(InputError, match="exists: choose another name"):
                 self.model.rename(name, to)
             return
         self.model.rename(name, to)
@@ -77,7 +77,7 @@ class Years(RuleBasedStateMachine):
     @rule()
     def rollback(self) -> None:
         if self.before is None:
-            with pytest.raises(StoreError, match=r"no change to undo|and it has been"):
+            with pytest.raises(StoreError, match=r"no change to undo"):
                 self.model.rollback()
             return
         self.model.rollback()

@@ -251,7 +251,7 @@ def test_another_version_is_named():
         (b"\x01\x00\x00\x00\x00\x00\x00", "4 bytes follow"),
         (b"\x01\x00\x09\x00\x00\x00", "3 bytes follow"),
         (b"\x01\x00\x09\x00\x00\x00\x00", "0 ones where it counts 9"),
-        (b"\x01\x00\x09" + b"\xff" * 8, "no code"),
+        (b"\x01\x00\x09" + b"\xff" * 8, "not a code"),
     ],
 )
 def test_damage_is_named(data, what):

@@ -168,7 +168,7 @@ def test_the_command_line_lists_the_tasks_before_a_damaged_card(removed):
     again = subprocess.run(
         [sys.executable, "-m", "exssnet", "remove", removed, "--task", "c"], capture_output=True, text=True
     )
-    assert again.stdout == "removed c, which could not be read any more\n"
+    assert again.stdout == "removed c, which could not be read\n"
 
 
 def test_a_file_that_is_written_again_heals(removed):

@@ -74,10 +74,10 @@ def test_nothing_is_overwritten_by_an_export(digits: StoredModel, tmp_path: Path
         (tmp_path / name).write_text("mine")
     for out in ("a.json", "b", "b.json"):
         for form in ("torch", "onnx", "model"):
-            with pytest.raises(InputError, match="is there already"):
+            with pytest.raises(InputError, match="exists: choose another name"):
                 digits.export("low", tmp_path / out, form)
     (tmp_path / "c.json").write_text("mine")
-    with pytest.raises(InputError, match=r"c\.json is there already"):
+    with pytest.raises(InputError, match=r"c\.json exists: choose another name"):
         digits.export("low", tmp_path / "c")
     assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
     with pytest.raises(InputError, match="format is 'tf'"):
@@ -230,7 +230,7 @@ def test_a_task_cannot_come_from_another_base_or_under_a_name_that_is_taken(tmp_
     for name, options in (("seed", {"seed": 1}), ("width", {"width": 0.06})):
         other = create(tmp_path / name, **options)
         learn(other, "b", 2)
-        with pytest.raises(InputError, match="has another base"):
+        with pytest.raises(InputError, match="have different bases"):
             here.import_task(other, "b")
     twin = create(tmp_path / "twin", density=0.4)
     learn(twin, "a", 5)

@@ -96,10 +96,10 @@ def test_a_description_that_is_another_one_s_is_kept(path):
     described = out.with_name("a.json")
     for others in ("mine", "{}"):
         described.write_text(others)
-        with pytest.raises(ValueError, match="is there already"):
+        with pytest.raises(ValueError, match="exists: choose another name"):
             Model.open(path).export("a", out)
         assert (described.read_text(), shown(path)) == (others, ["a.json"])
     described.unlink()
     described.symlink_to("nowhere")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="exists: choose another name"):
         Model.open(path).export("a", out)

@@ -263,10 +263,10 @@ def test_a_file_that_does_not_hold_its_task_changes_nothing(tmp_path: Path):
     refused("does not have the task", state | {"head.weight": state["head.weight"] + 1}, told)
     refused("does not have the task", {name: tensor for name, tensor in state.items() if name != "head.weight"}, told)
     refused("does not have the task", state, told | {"card": card | {"labels": ["x", "y"]}})
-    refused("has another base", state, told | {"base": {"first": "0" * 64, "structure": []}}, InputError)
-    refused("has another base", state, told | {"base": {}}, InputError)
+    refused("have different bases", state, told | {"base": {"first": "0" * 64, "structure": []}}, InputError)
+    refused("have different bases", state, told | {"base": {}}, InputError)
     refused("is not the card of a task|card", state, told | {"card": {}})
-    refused("does not say what its task was learned on", state, {**told, "card": 7})
+    refused("does not name the base of its task", state, {**told, "card": 7})
     refused("cannot be read", state, [1])
     there.export("a", tmp_path / "a.pt", "torch")
     with pytest.raises(StoreError, match=r"a\.pt cannot be read as a task exported as safetensors"):
@@ -296,5 +296,5 @@ def test_tensors_of_another_shape_are_refused_though_the_card_is_theirs(tmp_path
 def test_a_directory_needs_the_name_of_a_task(tmp_path: Path):
     here, there = create(tmp_path / "here"), create(tmp_path / "there")
     learn(there, "a", 1)
-    with pytest.raises(InputError, match=r"name a task of .*there: it has a"):
+    with pytest.raises(InputError, match=r"give a task of .*there: it has a"):
         here.import_task(there)

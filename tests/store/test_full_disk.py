@@ -92,8 +92,8 @@ def test_an_earlier_task_is_not_removed_on_a_full_disk_and_none_is_lost(server, 
     told = server.ask(path, "remove a", how="no room")
     assert told["error"] == "StoreError", told
     assert told["message"] == (
-        f"{path} cannot be written and is unchanged, but without a way back: No space left on device; free disk space and "
-        f"try again (removing the last task needs none)"
+        f"{path} cannot be written and is unchanged, but its last change cannot be undone any more: "
+        f"No space left on device; free disk space and try again, or remove the last task"
     )
     assert whole(path) == wanted
     change(path, "remove a")
@@ -146,7 +146,7 @@ def test_a_change_is_undone_on_a_file_system_that_is_full_to_the_last_block(made
 def test_an_earlier_task_is_removed_where_there_is_a_little_room_or_stays(made, small_disk):
     path, wanted = copied(made, "learned", small_disk), state(made["learned"])
     fill(small_disk)
-    with pytest.raises(StoreError, match="make room and try again"):
+    with pytest.raises(StoreError, match="free disk space and try again"):
         Model.open(path).remove("a")
     assert whole(path) == wanted
     fill(small_disk, 16384)

@@ -153,7 +153,7 @@ def test_a_directory_that_lost_its_manifest_is_not_taken_for_an_unfinished_one(t
     learned(tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink()
     before = {file: file.read_bytes() for file in (tmp_path / "model" / "files").iterdir()}
-    with pytest.raises(StoreError, match="has lost its manifest"):
+    with pytest.raises(StoreError, match="has tasks but no manifest"):
         Model.create(tmp_path / "model", "lenet-300-100", input=(6,), width=0.1)
     assert {file: file.read_bytes() for file in (tmp_path / "model" / "files").iterdir()} == before
 

@@ -207,7 +207,7 @@ def test_a_threshold_can_be_chosen_and_has_to_be_a_probability(apart: StoredMode
     for wrong in (1.5, -0.1, float("nan")):
         with pytest.raises(InputError, match="give a probability from 0 to 1"):
             apart.predict(x, task="auto", threshold=wrong)
-    with pytest.raises(InputError, match="was not measured: that is done for the rule 'confident'"):
+    with pytest.raises(InputError, match="routing was not measured: .* the rule 'confident'"):
         apart.predict(x, task="auto", rule="one-shot", threshold=0.5)
     free = apart.predict(x, task="auto", rule="one-shot")
     assert free.routing is None
@@ -219,7 +219,7 @@ def test_a_directory_without_a_measure_answers_and_has_no_probability(tmp_path: 
     x = examples(1)[0]
     found = model.predict(x, task="auto")
     assert (found.routing, None in found.tasks, model.measured, model.found_shares()) == (None, False, None, {})
-    with pytest.raises(InputError, match=r"threshold is 0\.5, but how likely a task is was not measured"):
+    with pytest.raises(InputError, match=r"threshold is 0\.5, but routing was not measured"):
         model.predict(x, task="auto", threshold=0.5)
 
 

@@ -72,8 +72,8 @@ def test_questions_that_cannot_be_answered_get_one_line(digits: Path):
     model = Model.open(digits / "model")
     pixels = DIGITS.images.astype(np.uint8)[:3, None]
     for ask, said in [
-        (lambda: model.predict(pixels), "give either one task, or tasks"),
-        (lambda: model.predict(pixels, "low", tasks=["low"] * 3), "give either one task, or tasks"),
+        (lambda: model.predict(pixels), "give either task, or tasks"),
+        (lambda: model.predict(pixels, "low", tasks=["low"] * 3), "give either task, or tasks"),
         (lambda: model.predict(pixels, tasks=["low"] * 2), "2 tasks for 3 inputs"),
         (lambda: model.predict(pixels, tasks=["low", "high", "lwo"]), r"no task 'lwo' \(it has: low, high\)"),
         (lambda: model.predict(pixels, "middle"), "no task 'middle'"),
@@ -211,8 +211,8 @@ def test_a_new_model_is_never_made_where_something_else_is(tmp_path: Path):
     with pytest.raises(StoreError, match=r"not a model directory: it has no manifest\.json"):
         Model.open(tmp_path / "photos")
     for options, said in [
-        ({"input": ()}, "give the shape of one example"), ({"init": "keep"}, "for a pretrained module"),
-        ({"method": "hat"}, "cannot be stored in a model directory"), ({"density": 0}, "density is 0"), ({"width": -1}, "width"),
+        ({"input": ()}, "give the shape of one example"), ({"init": "keep"}, "needs your own module"),
+        ({"method": "hat"}, "cannot be stored"), ({"density": 0}, "density is 0"), ({"width": -1}, "width"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=said):
             create(tmp_path / "new", **options)
@@ -245,12 +245,12 @@ def test_a_module_of_one_s_own_has_to_be_passed_again_and_has_to_be_the_same(tmp
     learn(model, "a", 1)
     without = Model.open(tmp_path / "model")
     assert [task.name for task in without.tasks] == ["a"]
-    with pytest.raises(InputError, match="a network of your own: pass the module"):
+    with pytest.raises(InputError, match="your own network: pass the module"):
         without.predict(X, "a")
     report = without.verify()  # every byte, but not the tasks
     assert (report.verified, report.tasks) == (True, None)
     for other in (Own(hidden=15), nn.Sequential(nn.Linear(12, 3), nn.Linear(3, 2))):
-        with pytest.raises(StoreError, match=r"not built like the one the model was made with: it has .*, the model"):
+        with pytest.raises(StoreError, match=r"differs from the one the model was created with: it has .*, the model"):
             Model.open(tmp_path / "model", other).predict(X, "a")
     without.rename("a", "b")
     assert Model.open(tmp_path / "model", Own()).predict(X, "b").shape == (9,)
@@ -266,7 +266,7 @@ def test_opening_never_imports_what_a_directory_names(tmp_path: Path, monkeypatc
     folder = Folder(tmp_path / "model")
     named = replace(folder.manifest(), base=dict(folder.manifest().base) | {"network": "evil:make"})
     (tmp_path / "model/manifest.json").write_bytes(named.content())
-    with pytest.raises(StoreError, match="has the network 'evil:make', which this version does not know"):
+    with pytest.raises(StoreError, match="has the network 'evil:make', which this version does not have"):
         Model.open(tmp_path / "model").predict(X, "a")
     with pytest.raises(StoreError):
         Model.open(tmp_path / "model").verify()

@@ -362,7 +362,7 @@ def test_a_damaged_first_task_is_told_when_it_is_used(learned: Path, tmp_path: P
 
 
 def test_a_module_built_otherwise_is_refused_when_opened(learned: Path):
-    with pytest.raises(StoreError, match="is not built like the one the model was made with"):
+    with pytest.raises(StoreError, match="differs from the one the model was created with"):
         Model.open(learned, nn.Sequential(nn.Conv2d(1, 6, 3), nn.Flatten(), nn.Linear(294, 2)))
     with pytest.raises(InputError, match="pass the module"):
         Model.open(learned).predict(IMAGES, "a")

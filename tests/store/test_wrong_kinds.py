@@ -226,7 +226,7 @@ def test_a_base_file_with_other_tensors_is_refused(directories, tmp_path, name):
     (path / "files" / f"{digest[:32]}.safetensors").write_bytes(content)
     base = {"name": f"{digest[:32]}.safetensors", "sha256": digest, "size": len(content)}
     rewrite(path, lambda found: found.update(base_file=base))
-    with pytest.raises(StoreError, match=f"the base file's tensor '{name}' does not match the network"):
+    with pytest.raises(StoreError, match=f"tensor '{name}' of the base file does not match the network"):
         exssnet.Model.open(path, own_network()).predict(examples(0)[0], "a")
     (problem,) = verify(Folder(path), own_network()).problems
     assert problem.tasks == ("all tasks",)
