@@ -389,11 +389,11 @@ def test_prediction_from_another_kind_of_file_is_refused(tmp_path: Path, digits:
     np.save(tmp_path / "x.npy", PIXELS[:, None] / 255)
     with pytest.raises(DataError, match=r"8: the task was learned from a table"):
         read_inputs([digits / "8"], numbers.recipe)
-    with pytest.raises(DataError, match=r"inputs are float32, but uint8 was learned from"):
+    with pytest.raises(DataError, match=r"inputs are float32, but the task was learned from uint8"):
         read_inputs([tmp_path / "x.npy"], read_labelled(digits, (1, 8, 8)).recipe)
     with pytest.raises(DataError, match=r"no column 'sepal length \(cm\)'; it has"):
         read_inputs([csv_file(tmp_path / "wine.csv", load_wine())], numbers.recipe)
-    with pytest.raises(DataError, match=r"holds images, but the task was learned from a table"):
+    with pytest.raises(DataError, match=r"has images, but the task was learned from a table"):
         read_labelled(digits, recipe=numbers.recipe | {"shape": [3, 8, 8]})
     with pytest.raises(InputError, match="name at least one"):
         read_inputs([], numbers.recipe)

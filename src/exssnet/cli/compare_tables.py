@@ -235,9 +235,9 @@ def _cells(rows: Sequence[Row]) -> list[Cells]:
         }
         for row, accuracy in zip(rows, accuracies, strict=True)
     ]
-    kept = [name for name in cells[0] if any(cell[name] != NONE for cell in cells)]
+    shown = [name for name in cells[0] if any(cell[name] != NONE for cell in cells)]
     return [
-        {name: Cell(cell[name], row.best and name == ACCURACY) for name in kept}
+        {name: Cell(cell[name], row.best and name == ACCURACY) for name in shown}
         for row, cell in zip(rows, cells, strict=True)
     ]
 
@@ -247,7 +247,7 @@ def _overview(rows: Sequence[Row]) -> list[Cells]:
     blocks = _blocks(rows)
     if len(blocks) < 2:
         return []
-    places = {
+    cell_of = {
         (row.method, row.head, row.differs, title): Cell(accuracy, row.best)
         for title, block in blocks
         for row, accuracy in zip(block, _accuracies(block), strict=True)
@@ -258,7 +258,7 @@ def _overview(rows: Sequence[Row]) -> list[Cells]:
         {"method": Cell(method)}
         | ({"settings": Cell(", ".join(differs) or NONE)} if labelled else {})
         | {"head": Cell(head)}
-        | {title: places.get((method, head, differs, title), Cell(NONE)) for title, _ in blocks}
+        | {title: cell_of.get((method, head, differs, title), Cell(NONE)) for title, _ in blocks}
         for method, head, differs in lines
     ]
 

@@ -141,8 +141,8 @@ def print_report(report: Report, path: Path, as_json: bool) -> None:
     """Print the result of a check."""
     if as_json:
         known = None if report.tasks is None else list(report.tasks.digests)
-        told = {"verified": report.verified, "files": report.files, "bytes": report.bytes, "tasks": known}
-        print_json(told | {"problems": [asdict(problem) for problem in report.problems]})
+        summary = {"verified": report.verified, "files": report.files, "bytes": report.bytes, "tasks": known}
+        print_json(summary | {"problems": [asdict(problem) for problem in report.problems]})
         return
     for problem in report.problems:
         say(str(problem))

@@ -38,24 +38,24 @@ MOST_BYTES = 2**36  # of an exported file
 RAW, SCALED = "raw", "scaled"
 
 
-def export(model: StoredModel, task: str, path: Path, form: str) -> nn.Module:
+def export(model: StoredModel, task: str, path: Path, format: str) -> nn.Module:
     """Export one task; return the module that computes it from raw inputs."""
-    if form not in FORMATS:
-        raise InputError(f"format is '{form}': choose one of {', '.join(FORMATS)}")
-    card, told = model.card(task), _facts(model, task)
-    beside = {_described(path): _description(model, card, told)} if form in STATES else {}
-    _require_free(path, beside)
+    if format not in FORMATS:
+        raise InputError(f"format is '{format}': choose one of {', '.join(FORMATS)}")
+    card, details = model.card(task), _facts(model, task)
+    described = {_described(path): _description(model, card, details)} if format in STATES else {}
+    _require_free(path, described)
     module = model.bake(task).cpu()
-    if form == "model":
+    if format == "model":
         _as_directory(model, task, path)
         return module
     content = {
         "safetensors": lambda: save(state_of(module)), "torch": lambda: _as_torch(module),
-        "onnx": lambda: _as_onnx(module, card, told), "pt2": lambda: _as_program(module, card, told),
-    }[form]()  # fmt: skip
+        "onnx": lambda: _as_onnx(module, card, details), "pt2": lambda: _as_program(module, card, details),
+    }[format]()  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_all_atomic({**beside, path: content})
+        write_all_atomic({**described, path: content})
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     return module
@@ -66,10 +66,10 @@ def _described(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def _description(model: StoredModel, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+def _description(model: StoredModel, card: Mapping[str, Any], details: Mapping[str, Any]) -> bytes:
     scaling = scaling_of(card)
     description = {
-        **told,
+        **details,
         **({"inputs": SCALED, "scaling": scaling} if scaling else {"inputs": RAW}),
         "card": {**card, "source": None},
         "base": {"first": model.base.first, "structure": list(model.base.structure)},
@@ -77,10 +77,10 @@ def _description(model: StoredModel, card: Mapping[str, Any], told: Mapping[str,
     return (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _require_free(path: Path, beside: Mapping[Path, bytes]) -> None:
+def _require_free(path: Path, described: Mapping[Path, bytes]) -> None:
     """Refuse to overwrite a file, unless it is the same description, left by a killed export."""
-    for file in (path, *beside):
-        if os.path.lexists(file) and not (file in beside and holds(file, beside[file])):
+    for file in (path, *described):
+        if os.path.lexists(file) and not (file in described and holds(file, described[file])):
             raise InputError(f"{file} exists: choose another name, or remove it")
 
 
@@ -89,19 +89,19 @@ def load_exported(path: str | Path) -> nn.Module:
     from exssnet.models import build
 
     path = Path(path)
-    told, state = _read(path)
-    if told["network"] is None:
+    details, state = _read(path)
+    if details["network"] is None:
         raise InputError(f"{path} was exported from your own network: load the state_dict into it yourself")
-    network = build(told["network"], told["input"], len(told["labels"]), told["width"])
+    network = build(details["network"], details["input"], len(details["labels"]), details["width"])
     network.load_state_dict(state)
-    return baked(network.eval(), {"scaling": told.get("scaling", {}), "recipe": told["recipe"]}, True)
+    return baked(network.eval(), {"scaling": details.get("scaling", {}), "recipe": details["recipe"]}, True)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the description of an exported task, and its state_dict."""
     try:
-        told = parse.json_file(_described(path), dict[str, Any])
-        return told, load(parse.read_safetensors(path, MOST_BYTES))
+        details = parse.json_file(_described(path), dict[str, Any])
+        return details, load(parse.read_safetensors(path, MOST_BYTES))
     except (OSError, ParseError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise StoreError(f"{path} cannot be read as a task exported as safetensors: {why}") from error
@@ -124,18 +124,18 @@ def _as_torch(module: nn.Sequential) -> bytes:
     return content.getvalue()
 
 
-def _as_program(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+def _as_program(module: nn.Sequential, card: Mapping[str, Any], details: Mapping[str, Any]) -> bytes:
     """Write a file for `torch.export.load(path).module()`: the computation, without classes."""
     program = torch.export.export(
         module, (_inputs(2, card),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
     )  # fmt: skip
     content = io.BytesIO()
-    facts = json.dumps({**told, "inputs": RAW}, ensure_ascii=False)
+    facts = json.dumps({**details, "inputs": RAW}, ensure_ascii=False)
     torch.export.save(program, content, extra_files={"exssnet.json": facts})
     return content.getvalue()
 
 
-def _as_onnx(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, Any]) -> bytes:
+def _as_onnx(module: nn.Sequential, card: Mapping[str, Any], details: Mapping[str, Any]) -> bytes:
     try:
         import onnx
         import onnxruntime
@@ -150,7 +150,7 @@ def _as_onnx(module: nn.Sequential, card: Mapping[str, Any], told: Mapping[str, 
         )  # fmt: skip
     assert program is not None
     found = program.model_proto
-    for key, value in {**told, "inputs": RAW}.items():
+    for key, value in {**details, "inputs": RAW}.items():
         text = value if key == "inputs" else json.dumps(value, ensure_ascii=False)
         found.metadata_props.append(onnx.StringStringEntryProto(key=key, value=text))
     content: bytes = found.SerializeToString()
@@ -191,17 +191,17 @@ def _as_directory(model: StoredModel, task: str, path: Path) -> None:
     """Write a model directory with this task only: created under a temporary name and renamed."""
     from exssnet.store.stored_model import StoredModel
 
-    beside = temporary(path)
+    made = temporary(path)
     try:
-        adopt(StoredModel.with_base(beside, model), model, task, task, source=False)
-        beside.rename(path)
+        adopt(StoredModel.with_base(made, model), model, task, task, source=False)
+        made.rename(path)
     except (OSError, StoreError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError):  # its message has the other name
             raise StoreError(f"{path} cannot be written: {cause.strerror}") from error
         raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def adopt(model: StoredModel, other: StoredModel, task: str, name: str, source: bool = True) -> None:
@@ -222,11 +222,11 @@ def adopt(model: StoredModel, other: StoredModel, task: str, name: str, source: 
 
 def adopt_file(model: StoredModel, path: Path, name: str | None) -> str:
     """Import a task that was exported as `safetensors` from a directory with the same base; return its name."""
-    told, state = _read(path)
-    if not isinstance(told.get("card"), dict) or not isinstance(told.get("base"), dict):
+    details, state = _read(path)
+    if not isinstance(details.get("card"), dict) or not isinstance(details.get("base"), dict):
         raise StoreError(f"{path}.json does not name the base of its task: export it again")
-    _require_base(model, path, told["base"].get("first"), told["base"].get("structure"))
-    card = cards.parse(json.dumps(told["card"]).encode(), f"the card in {path}.json")
+    _require_base(model, path, details["base"].get("first"), details["base"].get("structure"))
+    card = cards.parse(json.dumps(details["card"]).encode(), f"the card in {path}.json")
     network = model.model.network
     digests = card["task"]["digests"]
     own = {key: tensor for key, tensor in state.items() if key in digests}

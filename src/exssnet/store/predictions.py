@@ -59,7 +59,7 @@ def routed_answers(
         raise InputError(f"{model.path} has no tasks: learn one first")
     inputs, names = _read(model, paths, known[0].name)
     choice = choose(model, inputs, rule, threshold)
-    tasks = [choice.candidates[place] for place in choice.best.tolist()]
+    tasks = [choice.candidates[position] for position in choice.best.tolist()]
     found = []
     for row, answer in enumerate(_answers(model, inputs, names, tasks)):
         every = (

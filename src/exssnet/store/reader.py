@@ -119,10 +119,10 @@ class Reader:
 
     def _read_cards(self) -> list[Card]:
         cards = self._until_damaged([entry.card for entry in self._manifest.tasks], parse)
-        for place, (entry, card) in enumerate(zip(self._manifest.tasks, cards, strict=False)):
+        for position, (entry, card) in enumerate(zip(self._manifest.tasks, cards, strict=False)):
             if card["task"]["name"] != entry.name:
-                self._damaged(place, entry.card.name, StoreError(f"{entry.card.name} is the card of another task"))
-                return cards[:place]
+                self._damaged(position, entry.card.name, StoreError(f"{entry.card.name} is the card of another task"))
+                return cards[:position]
         return cards
 
     def _read_tensors(self) -> list[bytes]:
@@ -141,8 +141,8 @@ class Reader:
                 break
         return found
 
-    def _damaged(self, place: int, file: str, error: StoreError) -> None:
-        lost = tuple(entry.name for entry in self._manifest.tasks[place:])
+    def _damaged(self, position: int, file: str, error: StoreError) -> None:
+        lost = tuple(entry.name for entry in self._manifest.tasks[position:])
         if self._damage is None or len(lost) > len(self._damage.tasks):
             self._damage = Damage(lost, file, str(error))
 
@@ -154,16 +154,16 @@ class Reader:
     def task(self, name: str) -> StoredTask:
         with self._lock:
             card = self.card(name)
-            return StoredTask.of(self._manifest.tasks[self._place(name)], card)
+            return StoredTask.of(self._manifest.tasks[self._position(name)], card)
 
     def card(self, name: str) -> Card:
         """The stored card of a task."""
         with self._lock:
             cards = self.cards  # first, as above
-            place = self._place(name)
-            if place >= len(cards):
+            position = self._position(name)
+            if position >= len(cards):
                 self._require(name)
-            return cards[place]
+            return cards[position]
 
     def _require(self, *tasks: str) -> None:
         """Refuse tasks that cannot be read."""
@@ -181,10 +181,10 @@ class Reader:
                 f"remove the tasks from the last one down to '{first}'"
             )
 
-    def _place(self, name: str) -> int:
-        for place, entry in enumerate(self._manifest.tasks):
+    def _position(self, name: str) -> int:
+        for position, entry in enumerate(self._manifest.tasks):
             if entry.name == name:
-                return place
+                return position
         known = ", ".join(entry.name for entry in self._manifest.tasks) or "none"
         raise InputError(f"{self.path} has no task '{name}' (it has: {known})")
 
@@ -240,8 +240,8 @@ class Reader:
         coded = [(content, entry.predictor) for content, entry in zip(contents, entries, strict=False)][:readable]
         stopped = task_files.read(model.network, coded, [of_network(card) for card in cards[:readable]])
         if stopped is not None:
-            place = len(model.network.tasks)
-            self._damaged(place, entries[place].tensors.name, stopped)
+            position = len(model.network.tasks)
+            self._damaged(position, entries[position].tensors.name, stopped)
         self._cards = cards
         model.network.ready.bytes = CACHE_BYTES
         if self._device is not None:
@@ -304,20 +304,20 @@ class Reader:
     def _rows(self, x: Array, rows: Mapping[str, list[int]]) -> Tensor:
         """Scale raw inputs, each as its task does."""
         ways: list[tuple[Any, list[int]]] = []  # usually one
-        for name, places in rows.items():
+        for name, positions in rows.items():
             scaling = self.card(name)["scaling"]
             known = next((found for way, found in ways if way == scaling), None)
             if known is None:
-                ways.append((scaling, list(places)))
+                ways.append((scaling, list(positions)))
             else:
-                known += places
+                known += positions
         raw = checked(x)
         if len(ways) == 1:
             return prepared(raw, ways[0][0])
-        scaled = [(places, prepared(raw[places], scaling)) for scaling, places in ways]
+        scaled = [(positions, prepared(raw[positions], scaling)) for scaling, positions in ways]
         inputs = raw.new_empty(raw.shape, dtype=scaled[0][1].dtype)
-        for places, part in scaled:
-            inputs[places] = part
+        for positions, part in scaled:
+            inputs[positions] = part
         return inputs
 
     def evaluate(

@@ -233,7 +233,7 @@ class StoredModel(Reader):
         """
         with self._changing() as change:
             change.spend_way_back()
-            last = self._place(task) + 1 == len(self._manifest.tasks)
+            last = self._position(task) + 1 == len(self._manifest.tasks)
             network = self.model.network  # reading finds damage
             if self.damage is not None and last:
                 change.commit(f"remove {task}", self._manifest.tasks[:-1])
@@ -284,13 +284,13 @@ class StoredModel(Reader):
         exchange.adopt(self, other, task, name or task)
         return name or task
 
-    def export(self, task: str, path: str | Path, form: str = "safetensors") -> nn.Module:
+    def export(self, task: str, path: str | Path, format: str = "safetensors") -> nn.Module:
         """Export one task: `safetensors` or `torch` (a state_dict, and a .json that describes the scaling of inputs),
         `onnx` or `pt2` (the computation from raw inputs), or `model` (a directory).
 
         Returns the task's module, from raw inputs to logits.
         """
-        return exchange.export(self, task, Path(path), form)
+        return exchange.export(self, task, Path(path), format)
 
     def rollback(self) -> str:
         """Undo the last change; return its description."""

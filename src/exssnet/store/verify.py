@@ -94,9 +94,9 @@ def _wanted(manifest: Manifest, note: File | None) -> dict[File, tuple[str, ...]
     wanted: dict[File, tuple[str, ...]] = {}
     if manifest.base_file is not None:
         wanted[manifest.base_file] = names
-    for place, task in enumerate(manifest.tasks):
+    for position, task in enumerate(manifest.tasks):
         for file in (task.card, task.tensors):
-            wanted.setdefault(file, names[place:])  # later tasks are read through those before
+            wanted.setdefault(file, names[position:])  # later tasks are read through those before
     way_back = manifest.before if note is None else note
     if way_back is not None:
         wanted[way_back] = (ROLLBACK,)

@@ -211,33 +211,33 @@ class Writer:
         """Files named by the manifest and the previous one."""
         content = self.folder.manifest_bytes()
         now = parse(content, MANIFEST)
-        kept = {file.name for file in now.files()} | {File.of(undone_note(content), "json").name}
+        needed = {file.name for file in now.files()} | {File.of(undone_note(content), "json").name}
         if now.before is not None:
-            kept.add(now.before.name)
+            needed.add(now.before.name)
             with suppress(StoreError):
-                kept |= {file.name for file in parse(self.folder.read(now.before), "").files()}
-        return kept
+                needed |= {file.name for file in parse(self.folder.read(now.before), "").files()}
+        return needed
 
     def _sweep(self, named: Callable[[], set[str]]) -> None:
         """Remove our files that are not named; other files stay.
 
         They are renamed first: files named by a process that committed meanwhile are restored.
         """
-        kept, aside = named(), {}
+        needed, aside = named(), {}
         for path in [*self._files.iterdir()]:
-            if OURS.fullmatch(path.name) and path.name not in kept:
+            if OURS.fullmatch(path.name) and path.name not in needed:
                 with suppress(OSError):  # such as a folder of that name: continue with the others
                     if path.name.startswith("."):
                         path.unlink()
                     else:
                         aside[path] = path.rename(temporary(path))
         try:
-            kept = named()
+            needed = named()
         except (OSError, StoreError):
-            kept = {path.name for path in aside}
+            needed = {path.name for path in aside}
         for path, moved in aside.items():
             with suppress(OSError):
-                if path.name in kept:
+                if path.name in needed:
                     moved.rename(path)
                 else:
                     moved.unlink()

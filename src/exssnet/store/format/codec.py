@@ -169,7 +169,7 @@ def _counts(data: bytes, totals: list[int]) -> tuple[list[Count], int]:
         end = next((i + 1 for i in range(at, min(at + _LONGEST_COUNT, len(data))) if data[i] < 0x80), None)
         if end is None:
             raise _damaged("its header ends within a count")
-        ones = sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(data[at:end]))
+        ones = sum((byte & 0x7F) << (7 * position) for position, byte in enumerate(data[at:end]))
         if ones > total:
             raise _damaged(f"it counts {ones} ones among {total} weights")
         if data[at:end] != _leb128(ones):

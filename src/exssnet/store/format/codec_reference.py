@@ -25,8 +25,8 @@ def decode(data: bytes, size: int, used: Sequence[bool] = (), lender: Sequence[b
     counts = [(group.count(number), leb128(rest)) for number in numbers]
     bits = range_decoder(words(bytes(rest)), counts)
     mask = [False] * size
-    for place in sorted(range(size), key=group.__getitem__):  # group by group, in order within each
-        mask[place] = next(bits)
+    for position in sorted(range(size), key=group.__getitem__):  # group by group, in order within each
+        mask[position] = next(bits)
     return mask
 
 

@@ -46,9 +46,9 @@ def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> li
         if not torch.equal(values, first[owned]):  # a task may have trained none
             tensors["values"] = values
         if learned.apart is not None:
-            places = torch.zeros_like(mask)
-            places[learned.apart[0]] = True
-            tensors |= {"apart": _bytes(codec.encode(places[mask])), "apart.values": learned.apart[1]}
+            positions = torch.zeros_like(mask)
+            positions[learned.apart[0]] = True
+            tensors |= {"apart": _bytes(codec.encode(positions[mask])), "apart.values": learned.apart[1]}
         plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         coded.append(Coded(save(plain), predictor))
         used |= mask
@@ -62,14 +62,14 @@ def read(
     stopped = None
     used = torch.zeros_like(network.bank.used)
     weights = network.weights.clone()
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     state: dict[str, Tensor] = {}
     for index, ((content, predictor), card) in enumerate(zip(contents, cards, strict=True)):
         try:
             tensors = load(content)
             lender = None
             if predictor is not None:
-                lender = unpack(state[f"task.{places[predictor]}.mask"], len(used))
+                lender = unpack(state[f"task.{positions[predictor]}.mask"], len(used))
             mask = codec.decode(_content(tensors["mask"]), len(used), used, lender)
             owned = mask & ~used
             if "values" in tensors:
@@ -86,7 +86,7 @@ def read(
             break
         state[f"task.{index}.mask"] = pack(mask)
         state |= {f"task.{index}.{PRIVATE}{name}": tensor for name, tensor in own.items()}
-        places[card["name"]] = index
+        positions[card["name"]] = index
         used |= mask
     network.load_state(state | {"weights": weights}, cards)
     return stopped

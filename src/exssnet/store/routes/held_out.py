@@ -48,32 +48,32 @@ class HeldOut:
     """Finds the held-out inputs of tasks by their cards."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}  # by the digest of a task's card, the oldest first
+        self._stored: dict[str, Tensor] = {}  # by the digest of a task's card, the oldest first
 
     def keep(self, digest: str, inputs: Tensor) -> None:
         """Store the raw held-out inputs of a task that was just learned."""
-        self._kept[digest] = inputs[spread(len(inputs), MOST_ROWS)].clone()
-        while len(self._kept) > 1 and sum(map(_bytes, self._kept.values())) > KEPT_BYTES:
-            self._kept.pop(next(iter(self._kept)))
+        self._stored[digest] = inputs[spread(len(inputs), MOST_ROWS)].clone()
+        while len(self._stored) > 1 and sum(map(_bytes, self._stored.values())) > KEPT_BYTES:
+            self._stored.pop(next(iter(self._stored)))
 
     def reader(self, seed: int) -> Reading:
         """Make a reader for one change, of up to `READ_BYTES`."""
-        return Reading(self._kept, seed)
+        return Reading(self._stored, seed)
 
 
 class Reading:
     """Reads files of earlier tasks up to a limit."""
 
-    def __init__(self, kept: Mapping[str, Tensor], seed: int) -> None:
-        self._kept, self._seed, self._left = kept, seed, READ_BYTES
+    def __init__(self, stored: Mapping[str, Tensor], seed: int) -> None:
+        self._stored, self._seed, self._left = stored, seed, READ_BYTES
 
     def __call__(self, card: Mapping[str, Any], rows: int) -> Tensor:
         """Read raw held-out inputs of a task, or raise a DataError that says why there are none."""
         if not card["held_out"]:
             raise DataError("nothing was held out")
-        kept = self._kept.get(card["digest"])
-        if kept is not None:
-            return kept[spread(len(kept), rows)]
+        stored = self._stored.get(card["digest"])
+        if stored is not None:
+            return stored[spread(len(stored), rows)]
         if card.get("source") is None:
             raise DataError("its examples were given in memory, to another process")
         source = typed(card["source"], Source, "the card's source")
