@@ -103,7 +103,7 @@ def test_scores_that_are_no_numbers_are_found_though_the_loss_is_finite():
 def test_a_name_that_is_taken_or_not_learned_is_refused():
     model = Model(mlp(), seed=0)
     model.learn("a", (X, Y), epochs=(1, 0))
-    with pytest.raises(InputError, match="task 'a' exists"):
+    with pytest.raises(InputError, match="task 'a' has been learned already"):
         model.learn("a", (X, Y))
     with pytest.raises(InputError, match=r"no task 'b' has been learned \(learned: a\)"):
         model.predict(X, "b")

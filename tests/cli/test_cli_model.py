@@ -168,7 +168,7 @@ def test_a_model_of_image_folders_through_its_whole_life(exssnet: Forks, tmp_pat
     )
     good(run("export", "model", "--task", "high", "--format", "model", "--out", "alone"))
     assert told(run("verify", "alone", "--json"))["tasks"] == ["high"]
-    refused(run("import", "model", "--from", "alone", "--task", "high"), "'high' exists")
+    refused(run("import", "model", "--from", "alone", "--task", "high"), "'high' has been learned already")
     good(run("import", "model", "--from", "alone", "--task", "high", "--as", "again"))
     refused(run("import", "model", "--from", "high.safetensors", "--task", "high"), "is one task: remove --task")
     assert good(run("import", "model", "--from", "high.safetensors", "--as", "third")).startswith("imported third;")
@@ -270,7 +270,7 @@ def test_arrays_and_a_network_of_one_s_own(exssnet: Forks, tmp_path: Path):
         answers = told(run("predict", model, "low.npz", "--task", "auto", *own, "--json"))
         assert np.mean([answer["likeliest"]["task"] == "low" for answer in answers]) > 0.5
         assert "give --network" in good(run("verify", model))
-        assert "tasks: 2" in good(run("verify", model, *own))
+        assert "2 tasks, all unchanged" in good(run("verify", model, *own))
         assert "2 tasks on a network of your own" in good(run("tasks", model))
         good(run("plan", model, *own))
         good(run("export", model, "--task", "high", "--format", "model", "--out", f"{model}-high", *own))

@@ -211,7 +211,7 @@ def test_a_name_that_is_taken_is_not_adopted():
     learn(home, "guest", 1)
     learn(net, "guest", 2)
     before = logits(net)
-    with pytest.raises(InputError, match="'guest' exists"):
+    with pytest.raises(InputError, match="'guest' has been learned already"):
         adopt(net, home, "guest")
     assert same(logits(net), before)
 

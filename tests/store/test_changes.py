@@ -50,7 +50,7 @@ class Years(RuleBasedStateMachine):
                 learn(home, f"guest{number}", 70 + number, 2 + number)
         home = Model.open(self.place / "home")
         if name in self.tasks:
-            with pytest.raises(InputError, match="exists"):
+            with pytest.raises(InputError, match="has been learned already"):
                 self.model.import_task(home, task, name)
             return
         self.model.import_task(home, task, name)

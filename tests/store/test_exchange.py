@@ -234,7 +234,7 @@ def test_a_task_cannot_come_from_another_base_or_under_a_name_that_is_taken(tmp_
             here.import_task(other, "b")
     twin = create(tmp_path / "twin", density=0.4)
     learn(twin, "a", 5)
-    with pytest.raises(InputError, match="'a' exists"):
+    with pytest.raises(InputError, match="'a' has been learned already"):
         here.import_task(twin, "a")
     with pytest.raises(InputError, match="no task 'c'"):
         here.import_task(twin, "c")
