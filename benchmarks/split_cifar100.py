@@ -73,9 +73,7 @@ def main() -> None:
                  for task in record["seconds"]["tasks"][1:]]  # fmt: skip
     transfer = [100 * task["setup"] / trained(task) for task in borrowing]
     print(f"{options.runs} runs of 5 × ({options.epochs} + {options.epochs}) epochs, {records[0]['device']}")
-    print(
-        f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s per run; process {ended:.1f} s"
-    )
+    print(f"from command to record {wall:.1f} s, {wall / options.runs:.1f} s per run; process {ended:.1f} s")
     print(f"start-up {wall - max(inside):.1f} s, then the longest run {max(inside):.1f} s")
     print(f"in a run {sum(inside) / len(inside):.1f} s: " + ", ".join(f"{n} {s:.1f} s" for n, s in spent.items()))
     print(f"evaluation {share:.2f} % of a run, average accuracy {sum(accuracies) / len(accuracies):.2f} %")

@@ -207,8 +207,8 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(name: str, tmp_path: Path):
         (("Test", "Training", "val"), "give {}/Training to learn, and {}/Test to evaluate"),
         (("dev", "test", "train", "valid"), "give {}/train to learn, and {}/test to evaluate"),
         (("train",), "give {}/train to learn"),
-        (("test",), "give one that has a sub-folder of images for each class"),  # never advised to learn from it
-        (("test", "val"), "give one that has a sub-folder of images for each class"),
+        (("test",), "give a folder with one sub-folder of images per class"),  # never advised to learn from it
+        (("test", "val"), "give a folder with one sub-folder of images per class"),
     ],
 )
 def test_of_the_parts_of_a_data_set_it_is_said_which_one_to_learn_from(names, advice: str, tmp_path: Path):

@@ -395,5 +395,5 @@ def test_prediction_from_another_kind_of_file_is_refused(tmp_path: Path, digits:
         read_inputs([csv_file(tmp_path / "wine.csv", load_wine())], numbers.recipe)
     with pytest.raises(DataError, match=r"has images, but the task was learned from a table"):
         read_labelled(digits, recipe=numbers.recipe | {"shape": [3, 8, 8]})
-    with pytest.raises(InputError, match="name at least one"):
+    with pytest.raises(InputError, match="give at least one"):
         read_inputs([], numbers.recipe)

@@ -205,7 +205,7 @@ def test_a_new_model_is_never_made_where_something_else_is(tmp_path: Path):
         create(tmp_path / "model")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_text("a photo")
-    with pytest.raises(StoreError, match="has other files, and is not a model directory"):
+    with pytest.raises(StoreError, match="has other files and is not a model directory"):
         create(tmp_path / "photos")
     assert [file.name for file in (tmp_path / "photos").iterdir()] == ["a.jpg"]
     with pytest.raises(StoreError, match=r"not a model directory: it has no manifest\.json"):

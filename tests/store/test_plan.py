@@ -118,4 +118,4 @@ def test_a_full_network_is_planned_too(tmp_path: Path):
     learn(model, "all", 1, density=1.0)
     found = model.plan(2)
     assert (found.free, found.expected, found.weight_bytes, found.overlap, found.fitting) == (0, 0, 0, 1.0, None)
-    assert running_low(model.model.network).startswith("0 % of the weights are free")
+    assert running_low(model.model.network).startswith("only 0 % of the weights are free")

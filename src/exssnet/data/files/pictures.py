@@ -49,11 +49,11 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def _parts_of_a_data_set(root: Path, parts: list[Path]) -> str:
-    """Which of the parts to give instead: never one for testing to learn from."""
+    """The error for a folder of train and test parts; a test part is never suggested for learning."""
     what = f"{root}: its sub-folders are parts of a data set ({', '.join(part.name for part in parts)}), not classes"
     train = next((part for part in parts if part.name.lower() in TO_LEARN), None)
     if train is None:
-        return f"{what}; give one that has a sub-folder of images for each class"
+        return f"{what}; give a folder with one sub-folder of images per class"
     others = sorted((part for part in parts if part != train), key=lambda part: "test" not in part.name.lower())
     return f"{what}; give {train} to learn" + (f", and {others[0]} to evaluate" if others else "")
 
