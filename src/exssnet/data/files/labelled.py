@@ -80,8 +80,8 @@ def read_labelled(
 def read_inputs(paths: list[Path], recipe: Recipe) -> tuple[Tensor, list[str]]:
     """Read inputs without labels by the recipe of a learned task, and a name for each.
 
-    The name is the name of an image file, its path in a folder (with the folder's name if there are several folders), or
-    a row such as `pumps.csv:3`: the line of a .csv, or the row from 0 in other files.
+    The name is the name of an image file, its path in a folder (with the folder's name if there are several), or a row
+    such as `pumps.csv:3`: the line of a .csv, or the row from 0 in other files.
     """
     if not paths:
         raise InputError("no files to read: give at least one")
