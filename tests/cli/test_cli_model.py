@@ -271,7 +271,7 @@ def test_arrays_and_a_network_of_one_s_own(exssnet: Forks, tmp_path: Path):
         assert np.mean([answer["likeliest"]["task"] == "low" for answer in answers]) > 0.5
         assert "give --network" in good(run("verify", model))
         assert "2 tasks, all unchanged" in good(run("verify", model, *own))
-        assert "2 tasks on a network of your own" in good(run("tasks", model))
+        assert "2 tasks on your own network" in good(run("tasks", model))
         good(run("plan", model, *own))
         good(run("export", model, "--task", "high", "--format", "model", "--out", f"{model}-high", *own))
         good(run("remove", model, "--task", "high", *own))
