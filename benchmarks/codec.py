@@ -29,7 +29,7 @@ from exssnet.core.bank import pack
 from exssnet.core.layout import Layout
 from exssnet.core.partition import partition
 from exssnet.core.selection import keep_counts, select
-from exssnet.experiments.run import device_name, versions
+from exssnet.experiments.environment import device_name, versions
 from exssnet.models import build
 from exssnet.store.format.codec import decode, encode
 

@@ -1,8 +1,8 @@
-"""Time of the convolutions of ResNet-18 (width 20, batch 64): Triton kernels and cuDNN, each in a CUDA graph.
+"""What the convolutions of ResNet-18 (width 20, batch 64) cost: our kernels against cuDNN's, each in a captured graph.
 
     python benchmarks/convolution.py [--sweep] [--json FILE]
 
-cuDNN gets bfloat16, channels-last tensors with channels padded to a multiple of 8, and uses its first deterministic
+cuDNN gets bfloat16, channels-last tensors with channels padded to a multiple of 8, and takes its first deterministic
 choice, as runs do. `--sweep` also tries other tiles for every shape and prints the best. Needs Triton and a GPU.
 """
 
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from exssnet.cli.console import one_line_errors
-from exssnet.engine.kernels import has_triton
-from exssnet.experiments.run import device_name, versions
+from exssnet.engine import has_triton
+from exssnet.experiments.environment import device_name, versions
 
 if has_triton():
-    from exssnet.engine.cuda import convolution_triton as ours
-    from exssnet.engine.cuda.convolution_triton import Tile
+    from exssnet.engine.cuda import convolution_kernels as ours
+    from exssnet.engine.cuda.convolution_kernels import Tile
 
 Shape = tuple[int, int, int, int, int]  # inputs, outputs, size of the image, kernel, stride
 SHAPES: dict[Shape, int] = {  # and how often it occurs
@@ -43,7 +43,7 @@ SHAPES: dict[Shape, int] = {  # and how often it occurs
     (160, 160, 4, 3, 1): 3,
 }
 KINDS = ("forward", "input", "weight")
-PEAK_TFLOPS, PEAK_TBS = 790, 4.8  # of an H200: dense bfloat16 measured on large products, and memory bandwidth
+PEAK_TFLOPS, PEAK_TBS = 790, 4.8  # of an H200: dense bfloat16 as measured on large products, and its memory
 
 
 def call(kind: str, shape: Shape, batch: int, tile: Tile | None) -> Callable[[], Tensor]:
@@ -116,10 +116,10 @@ def tiles(kind: str, shape: Shape, batch: int) -> list[Tile]:
 
 
 def build_ahead(job: tuple[str, Shape, int, Tile]) -> None:
-    """Compile in another process; the compiler caches kernels on disk."""
+    """Compile in another process; the compiler keeps what it made on disk."""
     try:
         call(*job)()
-    except Exception as error:  # skip a tile that is too large for the chip
+    except Exception as error:  # a tile too large for the chip is no candidate
         print("left out:", job, type(error).__name__, flush=True)
 
 
@@ -135,16 +135,14 @@ def sweep(kind: str, shape: Shape, batch: int) -> tuple[Tile, float]:
 
 
 def roofline(batch: int) -> dict[str, float]:
-    """Minimum operations and memory traffic of a step's convolutions, and their time on an H200."""
+    """What the convolutions of a step must compute and move at least, and how long an H200 would need for it."""
     flop, moved = 0.0, 0.0
     for (inputs, outputs, size, kernel, stride), often in SHAPES.items():
         small = (size - 1) // stride + 1
         kinds = 2 if inputs == 3 else 3
         flop += often * kinds * 2 * batch * small**2 * outputs * inputs * kernel**2
         tensors = batch * size**2 * inputs, batch * small**2 * outputs, outputs * inputs * kernel**2
-        moved += (
-            often * kinds * 2 * sum(tensors)
-        )  # each kind reads two of them and writes the third, 2 bytes per number
+        moved += often * kinds * 2 * sum(tensors)  # each kind reads two of them and writes the third, 2 bytes a number
     return {"gflop": flop / 1e9, "compute_us": flop / PEAK_TFLOPS / 1e6, "megabytes": moved / 1e6,
             "memory_us": moved / PEAK_TBS / 1e6}  # fmt: skip
 
@@ -171,7 +169,7 @@ def main() -> None:
     print("in → out, image, kernel, stride   kind      ours µs   cuDNN µs   best tile")
     for (shape, often), kind in product(SHAPES.items(), KINDS):
         if kind == "input" and shape[0] == 3:
-            continue  # the gradient of an image is not needed
+            continue  # nobody asks for the gradient of an image
         row = {"shape": shape, "kind": kind, "ours": microseconds(call(kind, shape, batch, None)),
                "cudnn": microseconds(cudnn(kind, shape, batch))}  # fmt: skip
         best = ""
@@ -186,7 +184,7 @@ def main() -> None:
     limits = roofline(batch)
     print("a step's convolutions, µs:", {name: round(value) for name, value in sums.items()})
     print(
-        f"lower bounds: {limits['gflop']:.1f} GFLOP, {limits['compute_us']:.0f} µs at {PEAK_TFLOPS} TFLOP/s; "
+        f"what the chip allows: {limits['gflop']:.1f} GFLOP, {limits['compute_us']:.0f} µs at {PEAK_TFLOPS} TFLOP/s; "
         f"{limits['megabytes']:.0f} MB in and out, {limits['memory_us']:.0f} µs at {PEAK_TBS} TB/s"
     )
     if options.json:

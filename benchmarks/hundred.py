@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from exssnet import Model
 from exssnet.cli.console import one_line_errors
-from exssnet.experiments.run import device_name, versions
+from exssnet.experiments.environment import device_name, versions
 
 WIDTH, DENSITY = 1.0, 0.05
 SHOWN = (1, 10, 25, 50, 100)

@@ -20,8 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.environment import device_name, versions
 from exssnet.experiments.recipes import stream
-from exssnet.experiments.run import device_name, run, versions
+from exssnet.experiments.run import run
 from exssnet.models import build
 
 

@@ -9,7 +9,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from exssnet.cli.console import one_line_errors
-from step import DENSE, MASKED, cudnn, images, parse, steps_of
+from step import DENSE, MASKED, cudnn, engine_of, images, parse, steps_of
 
 STEPS = 20
 
@@ -32,7 +32,7 @@ def main() -> None:
         parser.error("needs a CUDA device")
     with cudnn(options):
         data = images(options.network, "cuda", STEPS * options.batch_size)
-        steps = steps_of(options.kind, options, data)
+        steps = steps_of(options.kind, options, data, engine_of(options))
         order = torch.arange(STEPS * options.batch_size, device="cuda")
         for _ in range(3):
             steps.epoch(order, options.lr, 0, lambda share: None)

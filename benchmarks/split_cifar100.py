@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from exssnet.cli.console import one_line_errors
-from exssnet.experiments.run import device_name, versions
+from exssnet.experiments.environment import device_name, versions
 from transfer import trained
 
 CACHES = {"EXSSNET_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}

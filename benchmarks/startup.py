@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from exssnet.cli.console import one_line_errors
-from exssnet.experiments.run import device_name, versions
+from exssnet.experiments.environment import device_name, versions
 
 COMMANDS = {
     "exssnet --help": ["-m", "exssnet", "--help"],

@@ -1,16 +1,16 @@
-"""Time of a masked training step compared with a dense one, in the same engine, alternating in one process.
+"""What a training step costs: masked against dense, in the same engine, alternating in one process.
 
-    python benchmarks/step.py                                             # on a GPU, as in runs
-    python benchmarks/step.py --way cudnn                                 # with cuDNN's convolutions
-    python benchmarks/step.py --way plain --single                        # single operations, in fp32
+    python benchmarks/step.py                                             # on a GPU, as runs compute there
+    python benchmarks/step.py --no-kernels                                # the same, without our own kernels
+    python benchmarks/step.py --engine plain                              # operations one by one, in fp32
     python benchmarks/step.py --device cpu --network lenet-300-100
 
-On a CPU the time of a step depends on the data: masks change, gradients vanish, and their averages become denormal
-numbers, which are slow. So LeNet learns the ten digits of MNIST; on random images and labels its units die. Units of a
-network with batch norm do not, and ResNet-18 gets random images, too many to memorize. The variants alternate in every
-round of steps; times, and ratios to the dense steps of the same round, are medians over rounds. A dense step trains all
-weights of the same network in the same loop: as one vector, as the dense methods do, or, on a CPU, as one tensor per
-layer, which saves concatenating the gradients.
+What a step costs on a CPU depends on what is learned: masks change, gradients vanish, averages of them become numbers
+too small for the hardware to be fast with. So LeNet learns the ten digits of MNIST. On random images and labels its
+units die; those of a network with batch norm do not, and ResNet-18 has such images, too many to learn by heart. Each
+round measures every variant; times are medians over the rounds, and so are the ratios to the dense steps of the same
+round. A dense step trains all weights of the same network through the same loop: as one vector, as our dense methods
+have them, or, on a CPU, as one tensor per layer in the memory format of the products, which nothing reorders.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ import json
 import statistics
 import time
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from exssnet.cli.console import one_line_errors
+from exssnet.core.engine import Engine, Weights
+from exssnet.core.network import MaskedNetwork
 from exssnet.core.subnetwork import ScoredSubnetwork, Subnetwork, WeightSubnetwork
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop, TensorData, load
 from exssnet.data.tensors import Shared
-from exssnet.engine.execution import CPU, CUDA, PLAIN, Execution
+from exssnet.engine import has_triton
+from exssnet.engine.cpu.engine import CpuEngine
+from exssnet.engine.cuda.engine import CudaEngine
+from exssnet.engine.cuda.runner import CudaRunner, Options
 from exssnet.errors import DataError
-from exssnet.experiments.run import device_name, versions
+from exssnet.experiments.environment import device_name, versions
 from exssnet.methods.base import Phase
 from exssnet.methods.masks.supsup import MaskSettings, SupSup
 from exssnet.models import build
 from exssnet.train.optimizers import optimizer_factory
-from exssnet.train.steps import GraphSteps, Steps
+from exssnet.train.steps import Steps
 
 SHAPES = {"resnet18": ((3, 32, 32), 20), "lenet-300-100": ((1, 28, 28), 10)}
 DENSE = {"cpu": ("dense", "by layer"), "cuda": ("dense",)}
@@ -45,39 +50,45 @@ IMAGES = 50_000
 
 
 class DenseSubnetwork(Subnetwork):
-    """All weights of the network, trained."""
+    """All weights of the network, trained as one vector."""
 
-    def __init__(self, scored: ScoredSubnetwork) -> None:
-        super().__init__(scored.network, scored.task, scored.classes, scored.own)
-        self.weights = scored.network.arrangement(scored.network.weights).clone().requires_grad_()
+    def __init__(self, network: MaskedNetwork, classes: int) -> None:
+        super().__init__(network, "dense", classes, network.start_private("dense", classes))
+        start = network.weights
+        if isinstance(network.runner, CudaRunner):  # in the padded format: its steps need not pad
+            start = network.runner.format.padded(start)
+        self.values = start.clone().requires_grad_()
 
-    def arranged(self) -> torch.Tensor:
-        return self.weights
+    def weights(self) -> Weights:
+        runner = self.network.runner
+        if isinstance(runner, CudaRunner):
+            return runner.format.tensors(self.values.to(runner.options.dtype or self.values.dtype))
+        return runner.weights(self.values)
 
-    def mask(self) -> torch.Tensor:
-        return torch.ones_like(self.weights, dtype=torch.bool)
+    def mask(self) -> Tensor:
+        return torch.ones_like(self.network.weights, dtype=torch.bool)
 
-    def _learned(self) -> torch.Tensor:
-        return self.weights
+    def _learned(self) -> list[Tensor]:
+        return [self.values]
 
 
 class ByLayer(DenseSubnetwork):
-    """All weights of the network, trained as one tensor per layer."""
+    """The same, one tensor per layer."""
 
-    def __init__(self, scored: ScoredSubnetwork) -> None:
-        super().__init__(scored)
-        layers = scored.network.layers(self.weights.detach())
-        self._layers = {name: layer.clone().requires_grad_() for name, layer in layers.items()}
+    def __init__(self, network: MaskedNetwork, classes: int) -> None:
+        super().__init__(network, classes)
+        layers = network.runner.weights(network.weights)
+        self.layers = {name: layer.clone().requires_grad_() for name, layer in layers.items()}
 
-    def layers(self) -> dict[str, torch.Tensor]:
-        return self._layers
+    def weights(self) -> Weights:
+        return self.layers
 
-    def parameters(self) -> list[torch.Tensor]:
-        return [*self._layers.values(), *super().parameters()[1:]]
+    def _learned(self) -> list[Tensor]:
+        return list(self.layers.values())
 
 
 def images(network: str, device: str, count: int) -> TensorData:
-    """Images of MNIST for LeNet, random ones for ResNet-18."""
+    """N of MNIST's for LeNet, random ones for ResNet-18."""
     if network == "lenet-300-100":
         try:
             digits = load("mnist").train
@@ -93,61 +104,66 @@ def images(network: str, device: str, count: int) -> TensorData:
     return TensorData(Shared(pixels), torch.arange(count), labels, classes, pipeline).to(device)
 
 
-def execution(options: argparse.Namespace) -> Execution:
+def engine_of(options: argparse.Namespace) -> Engine:
+    """The engine that the options ask for; variants that share it share what it compiles."""
+    if options.engine == "plain":
+        return Engine()
     if options.device == "cpu":
-        return PLAIN if options.way == "plain" else CPU
-    way = {"runs": CUDA, "cudnn": replace(CUDA, narrow=0), "plain": PLAIN}[options.way]
+        return CpuEngine()
     low = torch.bfloat16 if options.precision == "bf16" else None
     batch = options.batch_size if options.compile else 0
-    return replace(way, autocast=low, compiled_batch=batch, structure=options.network)  # compiled once for all variants
+    return CudaEngine(Options(low, has_triton() and not options.no_kernels, batch))
 
 
 def cudnn(options: argparse.Namespace) -> AbstractContextManager[None]:
-    """cuDNN's flags as in runs, or with its search."""
+    """What runs allow cuDNN, or its search."""
     return torch.backends.cudnn.flags(
         enabled=True, benchmark=options.search, deterministic=not options.search, allow_tf32=False
     )
 
 
-def steps_of(kind: str, options: argparse.Namespace, data: TensorData) -> Steps:
+def steps_of(kind: str, options: argparse.Namespace, data: TensorData, engine: Engine) -> Steps:
     shape, classes = SHAPES[options.network]
     method = SupSup(build(options.network, shape, classes), MaskSettings(), seed=0)
     method.to(options.device)
-    method.network.execute(execution(options))
-    scored = ScoredSubnetwork(method.network, "task", classes)
-    method.subnetwork = scored
+    method.use(engine)
+    network = method.network
     if kind == "dense":
-        method.subnetwork = DenseSubnetwork(scored)
+        method.subnetwork = DenseSubnetwork(network, classes)
     elif kind == "by layer":
-        method.subnetwork = ByLayer(scored)
-    elif kind == "weights":
-        method.subnetwork = WeightSubnetwork(scored, torch.ones_like(method.network.bank.used))
+        method.subnetwork = ByLayer(network, classes)
+    else:
+        method.subnetwork = scored = ScoredSubnetwork(network, "task", classes)
+        if kind == "weights":
+            method.subnetwork = WeightSubnetwork(scored, torch.ones_like(network.bank.used))
     phase = Phase(kind, method.subnetwork.parameters(), 1, options.lr)
-    optimizer = optimizer_factory("adam")(phase.parameters, phase.lr)
-    captured = options.device == "cuda" and not options.single
-    return (GraphSteps if captured else Steps)(method, data, phase, optimizer, options.batch_size)
+    optimizer = optimizer_factory("adam", engine=engine)(phase.parameters, phase.lr)
+    data.use(engine)
+    return Steps(method, data, phase, optimizer, options.batch_size)
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the options of this program and of those that use its steps."""
+    """The options of this program and of those that use its steps, and what follows from them."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--network", default="resnet18", choices=SHAPES)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.001)
-    parser.add_argument("--way", default="runs", choices=["runs", "cudnn", "plain"])
-    parser.add_argument("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU unless the way is plain")
-    parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--single", action="store_true", help="do not capture the step as a graph")
-    parser.add_argument("--search", action="store_true", help="search of cuDNN for its fastest kernels")
+    parser.add_argument("--engine", default="fast", choices=["fast", "plain"], help="the device's, or the plain one")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 with the engine of a GPU")
+    parser.add_argument("--no-kernels", action="store_true", help="PyTorch's kernels and cuDNN's instead of ours")
+    parser.add_argument("--no-compile", action="store_true", help="no torch.compile")
+    parser.add_argument("--search", action="store_true", help="let cuDNN search for its fastest kernels")
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device")
-    if options.device == "cpu" and (options.way == "cudnn" or options.precision == "bf16" or options.search):
-        parser.error("cuDNN and bf16 need a CUDA device")
-    fast = options.device == "cuda" and options.way != "plain"
+    if options.device == "cpu" and (options.no_kernels or options.precision == "bf16" or options.search):
+        parser.error("--no-kernels, --search and bf16 are for a CUDA device")
+    fast = options.device == "cuda" and options.engine == "fast"
+    if options.precision == "bf16" and not fast:
+        parser.error("bf16 needs --engine fast")
     options.precision = options.precision or ("bf16" if fast else "fp32")
-    options.compile = fast and not options.no_compile
+    options.compile = fast and has_triton() and not options.no_compile
     return options
 
 
@@ -163,9 +179,9 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    data = images(options.network, options.device, IMAGES)
+    data, engine = images(options.network, options.device, IMAGES), engine_of(options)
     dense = DENSE[options.device]
-    found = {kind: steps_of(kind, options, data) for kind in (*dense, *MASKED)}
+    found = {kind: steps_of(kind, options, data, engine) for kind in (*dense, *MASKED)}
     times: dict[str, list[float]] = {name: [] for name in found}
     first: dict[str, float] = {}
     for number in range(options.rounds + 1):
@@ -173,18 +189,15 @@ def measure(options: argparse.Namespace) -> None:
         for name, steps in found.items():
             steps.sizes = steps.sizes[: options.steps]  # a round is a part of an epoch
             started = time.perf_counter()
-            steps.epoch(order, options.lr, 0, lambda share: None)  # reading the loss synchronizes
+            steps.epoch(order, options.lr, 0, lambda share: None)  # reads the loss: synchronised
             seconds = time.perf_counter() - started
             if name not in first:
                 first[name] = seconds  # capture, compilation
             else:
                 times[name].append(1000 * seconds / options.steps)
 
-    compiled = ", compiled" if options.compile else ""
-    print(
-        f"{options.network}, batch {options.batch_size}, {options.precision}, way {options.way}{compiled}, "
-        f"{device_name(options.device)}"
-    )
+    ways = f"{engine.name} engine" + ", compiled" * options.compile + ", without kernels" * options.no_kernels
+    print(f"{options.network}, batch {options.batch_size}, {options.precision}, {ways}, {device_name(options.device)}")
     rows = []
     for name, values in times.items():
         ratios, said = {}, []

@@ -1,14 +1,14 @@
-"""Time of predictions from a model directory: a batch of several tasks, switching tasks, opening a thousand tasks.
+"""Predictions of a model directory: a batch of several tasks, changing between tasks, opening a thousand of them.
 
-    python benchmarks/store.py --json studies/performance/store.json
+    python benchmarks/store.py --json results/performance/store.json
 
-1. 64 rows over 16 tasks of LeNet-300-100, in one call with a task per row, compared with one call per task; both with
+1. 64 rows over 16 tasks of LeNet-300-100, in one call with a task per row, against one call per task; both through
    `StoredModel.predict`, alternating, with everything cached.
-2. The same for ResNet-18 of width 20, which `Mixed` computes task by task, compared with stacked weights: four rows of
-   every task, and a random task for every row.
-3. ResNet-18 of width 20: a call after a call for another task, compared with a call for the same task again; the
-   difference is the cost of switching.
-4. Opening a directory of many tasks and listing them, or predicting with the last one, in a new process.
+2. The same of ResNet-18 of width 20, which `Stacked` computes task by task: what stacked weights would give, with four
+   rows of every task and with a random task for every row.
+3. ResNet-18 of width 20: a call for another task than the last call's, against a call for the same task; the
+   difference is what changing costs.
+4. Opening a directory of N tasks and listing them, or predicting with its last task, in a process of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 
 from exssnet import Model
 from exssnet.cli.console import one_line_errors
-from exssnet.core.mixed import Mixed
-from exssnet.engine.execution import PLAIN
-from exssnet.experiments.run import device_name, versions
+from exssnet.core.engine import Engine
+from exssnet.engine.stacked import Stacked
+from exssnet.experiments.environment import device_name, versions
 
 OPEN = """
 import sys, time
@@ -67,11 +67,11 @@ def main() -> None:
     )
     print(
         f"ResNet-18 width 20, one image: {found['same_ms']:.2f} ms for the same task, {found['other_ms']:.2f} ms for "
-        f"another; switching costs {found['switch_ms']:.3f} ms, the first time {found['first_ms']:.1f} ms"
+        f"another; changing costs {found['switch_ms']:.3f} ms, the first time {found['first_ms']:.1f} ms"
     )
     print(
         f"opening and listing {found['tasks']} tasks ({found['many_bytes'] / 1e6:.1f} MB): {found['open_s']:.3f} s; "
-        f"predicting with the last one: {found['ask_s']:.3f} s ({found['ask_low']:.3f} to {found['ask_high']:.3f})"
+        f"opening and asking the last one: {found['ask_s']:.3f} s ({found['ask_low']:.3f} to {found['ask_high']:.3f})"
     )
     if options.json:
         facts = found | {"versions": versions(), "device": device_name("cpu")}
@@ -90,11 +90,11 @@ def filled(path: Path, network: str, shape: tuple[int, ...], tasks: int, **optio
 def mixed(path: Path, rounds: int) -> dict[str, float]:
     model, draw = filled(path, "lenet-300-100", (1, 28, 28), 16)
     x, tasks = torch.rand(64, 1, 28, 28, generator=draw), [f"task{row % 16}" for row in range(64)]
-    apart = [(x[task::16], f"task{task}") for task in range(16)]
+    by_task = [(x[task::16], f"task{task}") for task in range(16)]
     assert torch.equal(model.predict(x, tasks=tasks)[::16], model.predict(x[::16], "task0"))
     times: dict[str, list[float]] = {"one": [], "mixed": []}
     for _ in range(rounds):
-        times["one"].append(timed(lambda: [model.predict(rows, task) for rows, task in apart]))
+        times["one"].append(timed(lambda: [model.predict(rows, task) for rows, task in by_task]))
         times["mixed"].append(timed(lambda: model.predict(x, tasks=tasks)))
     found = {"one_by_one_ms": 1000 * statistics.median(times["one"])}
     return found | against("mixed", times["one"], times["mixed"])
@@ -102,10 +102,10 @@ def mixed(path: Path, rounds: int) -> dict[str, float]:
 
 def convolutions(path: Path, rounds: int) -> dict[str, float]:
     _, draw = filled(path, "resnet18", (3, 32, 32), 16)
-    last, plain = (Model.open(path).model.network for _ in range(2))  # as it is read, convolutions are channels last
-    plain.execute(PLAIN)
-    ways = {"one_by_one": Mixed(last), "at_once": Mixed(plain)}
-    ways["at_once"]._stackable = True  # as without convolutions
+    usual, plain = (Model.open(path).model.network for _ in range(2))  # convolutions are channels-last, and are not
+    plain.use(Engine())
+    ways = {"one_by_one": Stacked(usual), "at_once": Stacked(plain)}
+    ways["at_once"]._stackable = True  # as if it had no convolutions
     x = torch.rand(64, 3, 32, 32, generator=draw)
     logits = [way.logits({f"task{task}": x[task::16] for task in range(16)}) for way in ways.values()]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
@@ -116,11 +116,11 @@ def convolutions(path: Path, rounds: int) -> dict[str, float]:
             whose = torch.arange(64) % 16 if kind == "even" else torch.randint(16, (64,), generator=draw)
             rows = {f"task{task}": (whose == task).nonzero().view(-1).tolist() for task in whose.unique()}
             for name, way in ways.items():
-                way.classes(x, rows)  # its cache
+                way.classes(x, rows)  # what it caches
                 times[name].append(timed(lambda way=way, rows=rows: way.classes(x, rows)))
         found[f"{kind}_one_by_one_ms"] = 1000 * statistics.median(times["one_by_one"])
         found |= against(f"{kind}_at_once", times["one_by_one"], times["at_once"])
-    assert ways["at_once"]._stackable  # it did not fall back
+    assert ways["at_once"]._stackable  # it never gave up
     return found
 
 
@@ -128,7 +128,7 @@ def switching(path: Path, rounds: int) -> dict[str, float]:
     model, draw = filled(path, "resnet18", (3, 32, 32), 2)
     x = torch.rand(1, 3, 32, 32, generator=draw)
     model = Model.open(path)
-    assert len(model.model.tasks) == 2  # read before the first call
+    assert len(model.model.tasks) == 2  # read now, and not in the first call
     first = timed(lambda: model.predict(x, "task0"))
     model.predict(x, "task1")
     same, other = [], []
@@ -160,7 +160,7 @@ def opening(path: Path, tasks: int) -> dict[str, float]:
 
 
 def against(name: str, usual: list[float], other: list[float]) -> dict[str, float]:
-    """Ratio of times, by rounds."""
+    """How many times faster the other way is, by rounds."""
     ratios = sorted(a / b for a, b in zip(usual, other, strict=True))
     return {
         f"{name}_ms": 1000 * statistics.median(other), f"{name}_ratio": statistics.median(ratios),

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 SLOW = (
-    "PIL.ImageOps", "constriction", "exssnet.cli.main", "exssnet.engine.cpu.selection_numba",
+    "PIL.ImageOps", "constriction", "exssnet.cli.main", "exssnet.engine.cpu.selection",
     "exssnet.cli.compare_tables", "exssnet.experiments.run", "exssnet.experiments.together",
     "exssnet.methods.masks.exssnet", "exssnet.models.lenet", "exssnet.store.predictions", "exssnet.store.stored_model",
     "exssnet.cli.run_display", "exssnet.cli.model_display", "exssnet.cli.progress", "pyarrow.parquet",

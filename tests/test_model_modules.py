@@ -75,7 +75,12 @@ def test_any_module_learns_and_its_baked_module_equals_it(kind, options):
         baked = model.bake(task)
         assert type(baked) is type(module)
         with torch.no_grad():
-            assert torch.equal(baked(x), model.logits(x, task))
+            found, wanted = baked(x), model.logits(x, task)
+        if any(isinstance(part, nn.Conv2d) for part in module.modules()):  # the model runs these in another format
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            assert torch.equal(found.argmax(1), wanted.argmax(1))
+        else:
+            assert torch.equal(found, wanted)
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
     assert [m.training for m in module.modules()] == training
     assert not [p for p in module.parameters() if p.grad is not None]

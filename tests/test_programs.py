@@ -10,6 +10,10 @@ PROGRAMS = sorted(
     str(file.relative_to(ROOT)) for folder in ("benchmarks", "studies") for file in (ROOT / folder).rglob("*.py")
 )
 SMALL = {
+    "benchmarks/fisher.py": "--images 20 --rounds 1",
+    "benchmarks/model_learn.py": "--device cpu --small --networks mlp --rounds 1 --epochs 1",
+    "benchmarks/step.py": "--device cpu --network resnet18 --batch-size 4 --steps 2 --rounds 1",
+    "benchmarks/store.py": "--tasks 2 --rounds 1",
     "benchmarks/transfer.py": "--benchmark split-digits --mask-epochs 1 --weight-epochs 1 --seeds 1",
     "studies/hat-attention/attention.py": "split-digits --epochs 1 --device cpu",
     "studies/published-settings/shared_outputs.py": (
@@ -20,10 +24,9 @@ SMALL = {
     ),
     "studies/published-settings/unmasked.py": "split-digits --epochs 1 --device cpu",
 }
-TAKE_A_BENCHMARK = {
-    **SMALL,
-    "studies/tuning/tune.py": "split-digits --method exssnet --rates 0.01 --decays 0 --out runs",
-}
+LONG = ("benchmarks/store.py",)  # it learns 16 tasks with a ResNet-18
+TAKE_A_BENCHMARK = {name: options for name, options in SMALL.items() if "split-digits" in options}
+TAKE_A_BENCHMARK["studies/tuning/tune.py"] = "split-digits --method exssnet --rates 0.01 --decays 0 --out runs"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -33,7 +36,9 @@ def test_a_program_says_what_it_does_also_without_triton(exssnet, program):
     assert found.stdout.startswith(f"usage: {Path(program).name}")
 
 
-@pytest.mark.parametrize("program", SMALL)
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SMALL]
+)
 def test_a_program_runs_to_its_record(exssnet, program, tmp_path):
     found = exssnet(*SMALL[program].split(), "--json", tmp_path / "record.json", program=ROOT / program, cwd=tmp_path)
     assert found.returncode == 0, found.stderr

@@ -11,6 +11,7 @@ from tests.core.networks import mlp
 from torch import Tensor, nn
 
 from exssnet import Model
+from exssnet.core import changes
 
 PREDICTIONS = 2000
 
@@ -150,12 +151,12 @@ def test_nobody_sees_half_of_a_task_that_is_added_or_removed(monkeypatch: pytest
         model.learn(name, data, epochs=(1, 1))
     first = model.network.weights.clone()
     expected = model.logits(data[0], "b")
-    verified = InTheMiddle(model.network, "_digests_of", lambda: model.verify().changed, monkeypatch)
+    verified = InTheMiddle(model.network.proof, "stored_digest", lambda: model.verify().changed, monkeypatch)
     model.learn("c", data, epochs=(1, 1))
     assert verified.answer() == ()
     asked = InTheMiddle(model.network.bank, "remove", lambda: model.logits(data[0], "b"), monkeypatch)
-    model.network.ready.let_go()
-    model.network.remove("a", first)
+    model.network.cache.clear()
+    changes.remove(model.network, "a", first)
     assert torch.equal(asked.answer(), expected)
 
 

@@ -17,8 +17,9 @@ import torch
 
 from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import RunConfig, resolve
+from exssnet.experiments.environment import device_name, versions
 from exssnet.experiments.metrics import average_accuracy, forgetting
-from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
+from exssnet.experiments.prepare import computing, prepare, train_settings
 from exssnet.methods.gates.hat import Hat
 from exssnet.train import Trainer, accuracy
 

@@ -79,9 +79,6 @@ def steps() -> list[Row]:
 def small() -> list[Row]:
     """A small loop, its parts, and start-up."""
     fisher = min(median(record["ratios"]) for record in many("fisher"))
-    linear = next(
-        row["ratio"] for row in one("linear")["rows"] if (row["inputs"], row["density"], row["batch"]) == (784, 0.1, 64)
-    )
     seconds = {name: median(values) for name, values in one("startup")["seconds"].items()}
     imported = seconds["import torch, exssnet.model"] - seconds["import torch"]
     return [
@@ -91,13 +88,6 @@ def small() -> list[Row]:
             "≤ 1.2",
             f"{median(one('loop')['ratios']):.2f}",
             "loop.json",
-        ),
-        (
-            "Masked product / dense product, LeNet's first layer, density 0.1",
-            "CPU",
-            "–",
-            f"{linear:.2f}",
-            "linear.json",
         ),
         ("Fisher information of 10,000 images, one at a time / batched", "CPU", "≥ 5", f"{fisher:.1f}", "fisher.jsonl"),
         ("KKT / training, SplitMNIST 15 + 15 epochs, largest task", "CPU", "< 3 %", share("transfer"), "transfer.json"),

@@ -19,7 +19,8 @@ from statistics import mean
 from exssnet.cli.console import one_line_errors
 from exssnet.data.tensors import joined
 from exssnet.experiments.config import resolve, settings_from_text
-from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
+from exssnet.experiments.environment import device_name, versions
+from exssnet.experiments.prepare import computing, prepare, train_settings
 from exssnet.train import Trainer, accuracy
 
 

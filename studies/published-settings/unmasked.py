@@ -16,7 +16,8 @@ from statistics import mean
 
 from exssnet.cli.console import one_line_errors
 from exssnet.experiments.config import resolve
-from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
+from exssnet.experiments.environment import device_name, versions
+from exssnet.experiments.prepare import computing, prepare, train_settings
 from exssnet.methods.bounds.multitask import Multitask
 from exssnet.train import Trainer, accuracy
 

@@ -22,8 +22,10 @@ from tune import first_tasks
 from exssnet.cli.console import one_line_errors
 from exssnet.data import Task
 from exssnet.experiments.config import RunConfig, resolve, settings_from_text
-from exssnet.experiments.run import computing, device_name, prepare, train_settings, versions
+from exssnet.experiments.environment import device_name, versions
+from exssnet.experiments.prepare import computing, prepare, train_settings
 from exssnet.experiments.together import each, how_many
+from exssnet.methods.base import JointMethod
 from exssnet.train import Listener, Trainer, accuracy
 
 
@@ -81,9 +83,10 @@ def held_out(config: RunConfig, listener: Listener) -> dict[str, Any]:
             return accuracy(lambda x: method.logits(x, task.name), task.validation)
 
         learned = []
-        for task in [method.together(tasks)] if method.joint else tasks:
+        joint = isinstance(method, JointMethod)
+        for task in [method.together(tasks)] if joint else tasks:
             trainer.learn(replace(task, validation=None))  # it would be measured after every epoch
-            learned += [] if method.joint else [measured(task)]
+            learned += [] if joint else [measured(task)]
         end = [measured(task) for task in tasks]
     return {"when learned": mean(learned or end), "at the end": mean(end)}
 

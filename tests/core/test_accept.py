@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, prune
 
 from exssnet import InputError, Model
 from exssnet.core.network import MaskedNetwork
-from exssnet.methods.shared.dense_network import DenseNetwork
+from exssnet.methods.shared.flat_network import FlatNetwork
 
 X, Y = examples(0)
 
@@ -69,7 +69,7 @@ def test_a_wrapped_module_learns_what_the_plain_one_learns_bit_for_bit(kind):
 def test_wrappers_are_found_at_any_depth_and_tied_layers_stay_tied(wrap):
     network = MaskedNetwork(deep(wrap), 0.5)
     assert [layer.name for layer in network.layout.layers] == ["0.0.0.weight", "0.0.3.weight"]
-    assert DenseNetwork(deep(wrap)).layout.layers[0].name == "0.0.0.weight"
+    assert FlatNetwork(deep(wrap)).layout.layers[0].name == "0.0.0.weight"
     one = nn.Linear(12, 12)
     tied = nn.Sequential(wrap(one), nn.ReLU(), wrap(one), nn.Linear(12, 2))
     assert [layer.name for layer in MaskedNetwork(tied, 0.5).layout.layers] == ["0.weight", "3.weight"]
@@ -98,7 +98,7 @@ def test_a_layer_whose_weight_is_computed_is_refused_by_name(kind):
     with pytest.raises(InputError, match=rf"^layer '1\.0' computes its weight .*: call .*{advice} first$"):
         Model(with_hook(computed))
     with pytest.raises(InputError, match=r"^layer '1\.0' computes its weight"):
-        DenseNetwork(with_hook(computed))
+        FlatNetwork(with_hook(computed))
 
 
 UNDO = {

@@ -11,6 +11,7 @@ from tests.core.stateful import AT_RANDOM, BY_ATTRIBUTE, ELSEWHERE, HARMLESS, be
 
 import exssnet
 from exssnet import InputError, Model
+from exssnet.data.files.examples import as_data
 from exssnet.methods import parse
 from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.models import build
@@ -87,7 +88,7 @@ def images(size):
 def test_usual_networks_are_never_refused_however_few_examples_there_are(module, data, examples_there):
     torch.manual_seed(0)
     model = Model(module(), density=0.5)
-    few = exssnet.model.as_data((data[0][:examples_there], data[1][:examples_there]), 2)
+    few = as_data((data[0][:examples_there], data[1][:examples_there]), 2)
     model._method.examine(few)
 
 
@@ -97,7 +98,7 @@ def test_looking_leaves_the_network_and_all_random_states_as_they_were():
     network = model.network
     before = {name: t.clone() for name, t in {"w": network.weights, **network.buffers, **network.private_start}.items()}
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
-    model._method.examine(exssnet.model.as_data((X, Y)))
+    model._method.examine(as_data((X, Y)))
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert str(np.random.get_state()) == states[2]  # noqa: NPY002
@@ -109,7 +110,7 @@ def test_looking_leaves_the_network_and_all_random_states_as_they_were():
 def test_looking_leaves_the_tensors_of_a_module_that_writes_to_what_it_is_given():
     model = Model(between(stateful.Writing()), density=0.5)
     weights, frozen = model.network.weights.clone(), model.network.frozen["part.frozen"].clone()
-    model._method.examine(exssnet.model.as_data((X, Y)))
+    model._method.examine(as_data((X, Y)))
     assert torch.equal(model.network.weights, weights)
     assert torch.equal(model.network.frozen["part.frozen"], frozen)
 
@@ -124,7 +125,7 @@ def test_every_method_with_masks_refuses_it_before_it_learns(name):
     kind = parse(name)[0]
     method = kind(between(stateful.Mean()), kind.settings_type(), 0)
     x, y = examples(0)
-    data = exssnet.model.as_data((x, y))
+    data = as_data((x, y))
     with pytest.raises(InputError, match="changes its attribute 'mean'"):
         Trainer(method, 0).learn(exssnet.data.Task(0, "a", (0, 1), data, data))
     assert not method.network.tasks
@@ -147,7 +148,7 @@ def test_a_network_is_looked_at_once():
 
     settings = MaskSettings(density=0.5, mask_epochs=1, weight_epochs=0)
     method = parse("supsup")[0](between(Heard()), settings, 0)
-    data = exssnet.model.as_data((X, Y))
+    data = as_data((X, Y))
     method.examine(data)
     assert calls
     calls.clear()

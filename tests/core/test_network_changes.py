@@ -3,8 +3,6 @@
 import hashlib
 import math
 import threading
-import time
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from tests.core.networks import mlp
 from torch import Tensor, nn
 
 from exssnet import ForgettingError, InputError
+from exssnet.core import changes
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import tensor_digest
 from exssnet.models import build
@@ -84,7 +83,7 @@ def test_removing_frees_exactly_what_no_other_task_reads(shares: list[float], da
         before, weights = logits(net), net.weights.clone()
         digests = {name: task.digest for name, task in net.tasks.items()}
         masks = {name: net.mask(name) for name in net.tasks}
-        net.remove(gone, first)
+        changes.remove(net, gone, first)
         del before[gone], digests[gone], masks[gone]
         for place in range(net.layout.size):  # the plain loop
             read = any(mask[place] for mask in masks.values())
@@ -103,7 +102,7 @@ def test_a_task_learned_into_freed_weights_disturbs_nobody_and_may_have_the_old_
     for number in range(3):
         learn(net, f"task{number}", number)
     old = net.logits(X, "task1")
-    net.remove("task1", first)
+    changes.remove(net, "task1", first)
     before = logits(net)
     free = net.bank.free_count
     learn(net, "task1", 77)
@@ -118,7 +117,7 @@ def test_removing_what_is_not_there_changes_nothing():
     learn(net, "a", 1)
     before = net.weights.clone()
     with pytest.raises(InputError, match="no task 'b' has been learned"):
-        net.remove("b", before)
+        changes.remove(net, "b", before)
     assert torch.equal(net.weights, before)
     assert list(net.tasks) == ["a"]
 
@@ -128,7 +127,7 @@ def test_removing_what_is_not_there_changes_nothing():
 
 def adopt(net: MaskedNetwork, other: MaskedNetwork, task: str) -> None:
     masked = torch.cat([tensor.reshape(-1) for tensor in other.effective(task).values()])
-    net.adopt(other.task(task).card(), other.mask(task), masked, other.task(task).private)
+    changes.adopt(net, other.task(task).card(), other.mask(task), masked, other.task(task).private)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.05, 0.6)), min_size=1, max_size=4), st.floats(0.05, 0.6))
@@ -153,31 +152,31 @@ def test_an_adopted_task_computes_what_it_computed_at_home_and_no_other_task_cha
     assert net.verify().changed == ()
 
     again = network()
-    again.load_state(*net.state())
+    changes.load_state(again, *changes.state(net))
     assert same(logits(again), before)
     assert again.verify().changed == ()
     first = network().weights
     for name in list(net.tasks):
         if name != "guest":
-            net.remove(name, first)
+            changes.remove(net, name, first)
             assert torch.equal(net.logits(X, "guest"), wanted)
 
 
-def test_only_weights_with_another_value_here_are_kept_apart():
+def test_only_weights_with_another_value_here_are_overridden():
     home = network()
     learn(home, "guest", 1)
     empty = network()
     adopt(empty, home, "guest")
-    assert empty.task("guest").apart is None
+    assert empty.task("guest").override is None
     twin = network()
     learn(twin, "twin", 1)  # the same mask and weights
     adopt(twin, home, "guest")
-    assert twin.task("guest").apart is None
+    assert twin.task("guest").override is None
     assert (twin.task("guest").overlap, twin.task("guest").trained_weights) == (1.0, 0)
     full = network()
     learn(full, "all", 2, share=1.1)
     adopt(full, home, "guest")
-    places, values = full.task("guest").apart
+    places, values = full.task("guest").override
     assert torch.equal(places, home.mask("guest").nonzero().view(-1))
     assert torch.equal(values, home.weights[places])
 
@@ -189,18 +188,18 @@ def test_a_weight_that_a_guest_has_a_value_of_its_own_for_is_freed_with_its_owne
     learn(net, "all", 2, share=1.1)
     adopt(net, home, "guest")
     wanted = net.logits(X, "guest")
-    assert len(net.task("guest").apart[0]) == int(home.mask("guest").sum())
-    net.remove("all", first)
+    assert len(net.task("guest").override[0]) == int(home.mask("guest").sum())
+    changes.remove(net, "all", first)
     assert torch.equal(net.weights, first)  # nobody reads a shared one
     assert torch.equal(net.logits(X, "guest"), wanted)
 
 
-def test_a_change_of_what_is_kept_apart_is_noticed():
+def test_a_change_of_what_is_overridden_is_noticed():
     home, net = network(), network()
     learn(home, "guest", 1)
     learn(net, "all", 2, share=1.1)
     adopt(net, home, "guest")
-    net.task("guest").apart[1][3] += 1
+    net.task("guest").override[1][3] += 1
     assert {task for task, _ in net.verify().changed} == {"guest"}
     with pytest.raises(ForgettingError, match="guest"):
         learn(net, "next", 3)
@@ -219,73 +218,30 @@ def test_a_name_that_is_taken_is_not_adopted():
 # --- Cache ---------------------------------------------------------------------------------------------------
 
 
-def test_the_cache_keeps_as_many_tasks_as_it_has_room_for_those_asked_last():
+def test_the_cache_holds_as_many_tasks_as_it_has_room_for_those_run_last(monkeypatch):
     net = network()
     for number in range(5):
         learn(net, f"task{number}", number)
     before = logits(net)
     size = net.layout.size * 4
+    made: list[str] = []
+    real = net.effective_vector
+    monkeypatch.setattr(net, "effective_vector", lambda learned: made.append(learned.name) or real(learned))
     for room in (0, size, 3 * size, 10 * size):
-        net.ready.bytes = room
-        net.ready._kept.clear()
-        asked: list[str] = []
+        net.cache.clear()
+        net.cache.bytes = room
+        held: list[str] = []
         for name in ["task4", *net.tasks, "task1", "task3", "task1", "task0"]:
+            made.clear()
             assert torch.equal(net.logits(X, name), before[name])
-            asked = [*(other for other in asked if other != name), name][-max(1, room // size) :]
-            assert list(net.ready._kept) == asked
-
-
-def test_tasks_that_are_made_ready_at_once_run_as_one_by_one_and_are_let_go():
-    net = network()
-    for number in range(4):
-        learn(net, f"task{number}", number)
-    before = logits(net)
-    with net.ready.several(["task3", "task1"]):
-        made = dict(net.ready._kept)
-        assert list(made) == ["task3", "task1"]
-        assert torch.equal(net.logits(X, "task1"), before["task1"])
-        assert torch.equal(net.logits(X, "task3"), before["task3"])
-        assert all(net.ready(name) is made[name] for name in made)
-    assert not net.ready._kept
-    assert torch.equal(net.logits(X, "task0"), before["task0"])
-
-
-def test_a_task_can_be_asked_while_it_is_made_ready_and_let_go_elsewhere():
-    class Slow(OrderedDict):
-        """Leaves others time between a question and what follows from the answer."""
-
-        def __contains__(self, key):
-            found = super().__contains__(key)
-            time.sleep(0.002)
-            return found
-
-    net = network()
-    for number in range(3):
-        learn(net, f"task{number}", number)
-    before, wrong = logits(net), []
-    net.ready._kept = Slow()
-
-    def ask():
-        try:
-            for _ in range(30):
-                if not torch.equal(net.logits(X, "task1"), before["task1"]):
-                    wrong.append("another answer")
-        except Exception as error:
-            wrong.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    while thread.is_alive():
-        with net.ready.several(["task1", "task2"]):
-            time.sleep(0.001)
-    thread.join()
-    assert not wrong
+            assert made == ([] if name in held else [name])
+            held = [*(other for other in held if other != name), name][-max(1, room // size) :]
 
 
 def test_a_task_that_is_not_there_is_refused_by_name():
     net = network()
     learn(net, "task0", 0)
-    for ask in (net.mask, net.effective, net.ready, net.bake, lambda name: net.logits(X, name)):
+    for ask in (net.mask, net.effective, net.tensors, net.bake, lambda name: net.logits(X, name)):
         with pytest.raises(InputError, match="no task 'other' has been learned"):
             ask("other")
 
@@ -294,7 +250,7 @@ def test_an_answer_in_inference_mode_leaves_nothing_that_fails_outside_of_it():
     net = network()
     learn(net, "task0", 0)
     before = logits(net)["task0"]
-    net.ready._kept.clear()
+    net.cache.clear()
     with torch.inference_mode():
         assert torch.equal(net.logits(X, "task0"), before)
     assert torch.equal(net.logits(X, "task0"), before)
@@ -302,15 +258,15 @@ def test_an_answer_in_inference_mode_leaves_nothing_that_fails_outside_of_it():
 
 def test_the_cache_never_answers_for_a_task_of_the_same_name_that_is_gone():
     net = network()
-    net.ready.bytes = 2**20
+    net.cache.bytes = 2**20
     first = net.weights.clone()
     for number in range(3):
         learn(net, f"task{number}", number)
     old = logits(net)
-    net.remove("task0", first)
+    changes.remove(net, "task0", first)
     learn(net, "task0", 50)
     plain = network()
-    plain.load_state(*net.state())
+    changes.load_state(plain, *changes.state(net))
     assert same(logits(net), logits(plain))
     assert not torch.equal(net.logits(X, "task0"), old["task0"])
 
@@ -318,14 +274,14 @@ def test_the_cache_never_answers_for_a_task_of_the_same_name_that_is_gone():
 def test_the_cache_never_answers_with_weights_that_a_later_task_has_changed():
     """SSNeT trains weights that earlier tasks use: what it does to them must show at once."""
     net = network()
-    net.ready.bytes = 2**20
+    net.cache.bytes = 2**20
     learn(net, "task0", 0)
     before = logits(net)["task0"]  # now its weights are in the cache
     mask = net.mask("task0")
     index = mask.nonzero().view(-1)
     net.commit("task1", 2, mask, index, -net.weights[index], net.start_private("task1", 2), exclusive=False)
     plain = network()
-    plain.load_state(*net.state())
+    changes.load_state(plain, *changes.state(net))
     assert not torch.equal(plain.logits(X, "task0"), before)
     assert same(logits(net), logits(plain))
 
@@ -367,5 +323,5 @@ def test_a_module_s_own_weights_are_what_removing_goes_back_to():
     assert torch.equal(net.weights, module[0].weight.detach().reshape(-1))
     first = net.weights.clone()
     learn(net, "a", 1)
-    net.remove("a", first)
+    changes.remove(net, "a", first)
     assert torch.equal(net.weights, first)

@@ -53,7 +53,7 @@ def test_a_weight_tied_to_an_embedding_is_frozen():
 def test_the_head_is_the_last_linear_layer_unless_named():
     assert partition(mlp()).head == "5"
     assert partition(mlp(), head_layer="2").head == "2"
-    with pytest.raises(InputError, match="head_layer 'nose' is no Linear or convolution layer: choose from 0, 2, 5"):
+    with pytest.raises(InputError, match="head_layer 'nose' is not a Linear or convolution layer: choose from 0, 2, 5"):
         partition(mlp(), head_layer="nose")
 
 

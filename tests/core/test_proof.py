@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from exssnet import ForgettingError, randomness
+from exssnet.core import changes
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.proof import STORED_CHECKS, combined_digest, tensor_digest
 
@@ -76,16 +77,16 @@ def tasks_until_found(net: MaskedNetwork, victim: int) -> int:
 
 @pytest.fixture(scope="module")
 def state() -> tuple[dict[str, Tensor], list[dict]]:
-    return learned(MANY).state()
+    return changes.state(learned(MANY))
 
 
 @pytest.mark.parametrize("damage", [of_bits, of_private_tensors])
-def test_damage_to_any_task_is_found_within_a_turn_through_all(damage, state):
+def test_damage_to_any_task_is_found_within_a_rotation_through_all(damage, state):
     late = {}
     for victim in range(MANY):
         net = network()
-        net.load_state(*copied(state))
-        for number in range(1 + victim % BOUND):  # at any point of a turn
+        changes.load_state(net, *copied(state))
+        for number in range(1 + victim % BOUND):  # at any point of a rotation
             learn(net, f"between{number}")
         damage(net, victim)
         found = tasks_until_found(net, victim)
@@ -104,10 +105,10 @@ def test_damage_is_found_in_a_network_that_was_never_loaded(damage, victim):
 
 @pytest.mark.parametrize("damage", [of_bits, of_private_tensors])
 def test_after_a_load_the_next_task_finds_any_damage(damage, state):
-    """However often a run is taken up again, nothing waits longer for it."""
+    """However often a run is resumed, nothing waits longer for it."""
     net = learned(40)
     for victim in range(0, MANY, 7):
-        net.load_state(*copied(state))  # into a network that has turns of its own
+        changes.load_state(net, *copied(state))  # into a network whose rotation is elsewhere
         damage(net, victim)
         assert tasks_until_found(net, victim) == 1
 
@@ -117,10 +118,10 @@ def test_damage_is_found_while_tasks_come_and_go(damage, state):
     first = network().weights
     for victim in range(3, MANY, 5):
         net = network()
-        net.load_state(*copied(state))
+        changes.load_state(net, *copied(state))
         for number in range(2):
             learn(net, f"between{number}")
-            net.remove(f"task{(victim + 1 + number) % MANY}", first)
+            changes.remove(net, f"task{(victim + 1 + number) % MANY}", first)
         place = list(net.tasks).index(f"task{victim}")
         if damage is of_bits:
             net.bank.packed(place)[0] ^= 1
@@ -131,7 +132,7 @@ def test_damage_is_found_while_tasks_come_and_go(damage, state):
 
 def test_of_many_tasks_only_some_are_read_again_each_time(monkeypatch):
     net, read = learned(MANY), []
-    kept = net._kept
-    monkeypatch.setattr(net, "_kept", lambda place, task: read.append(place) or kept(place, task))
+    digest = net.proof.stored_digest
+    monkeypatch.setattr(net.proof, "stored_digest", lambda task: read.append(task.name) or digest(task))
     learn(net, "further")
-    assert len(set(read) - {MANY}) < MANY / 2
+    assert len(set(read) - {"further"}) < MANY / 2

@@ -11,10 +11,13 @@ from tests.core.superposed import NETWORKS, OPTIONS, ROWS, case, drawn, entropy_
 from torch import nn
 
 from exssnet import InputError
-from exssnet.core import routing
+from exssnet.core import changes
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.routing import RULES, Superposition
-from exssnet.engine.execution import CPU
+from exssnet.core.routing import rules as routing
+from exssnet.core.routing import superposition
+from exssnet.core.routing.rules import RULES
+from exssnet.core.routing.superposition import Superposition
+from exssnet.engine.cpu.engine import CpuEngine
 
 route = partial(routing.route, statistics="tasks")  # those of the batch: test_routing_statistics.py
 
@@ -99,7 +102,7 @@ def test_the_entropys_gradient_keeps_its_digits(scale):
     leaf = logits.clone().requires_grad_()
     log_p = leaf.log_softmax(1)
     (log_p.exp() * log_p).sum().backward()
-    found = routing.descent(logits.float()).double()
+    found = superposition.descent(logits.float()).double()
     largest = leaf.grad.abs().amax(1, keepdim=True)
     # rounding of the logits themselves counts in proportion to them
     torch.testing.assert_close(found / largest, leaf.grad / largest, rtol=0, atol=2e-6 * max(scale, 1))
@@ -134,7 +137,7 @@ def test_only_the_named_tasks_are_candidates(rule):
 def test_tensors_that_are_not_held_give_the_same(rule, monkeypatch):
     network, _, x = case("convolutional", "private")
     held = route(network, x, rule)
-    monkeypatch.setattr(routing, "HELD", 0)
+    monkeypatch.setattr(superposition, "HELD", 0)
     assert torch.equal(route(network, x, rule).scores, held.scores)
 
 
@@ -145,7 +148,7 @@ def test_routing_changes_nothing(kind, rule, per):
     network, _, x = case(kind, "private")
 
     def everything():
-        tensors, cards = network.state()
+        tensors, cards = changes.state(network)
         return tensors | network.frozen | network.buffers, cards
 
     tensors, cards = everything()
@@ -180,7 +183,7 @@ def test_routing_works_under_any_mode_of_autograd(kind, rule):
 def test_another_execution_routes_the_same(rule):
     network, _, x = case("convolutional", "shared")
     expected = route(network, x, rule)
-    network.execute(CPU)
+    network.use(CpuEngine())
     same(route(network, x, rule).scores, expected.scores)
 
 

@@ -8,9 +8,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from exssnet import Model
-from exssnet.core import routing
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.routing import RULES
+from exssnet.core.routing import rules as routing
+from exssnet.core.routing.rules import RULES
 from exssnet.models import build
 
 route = partial(routing.route, statistics="tasks")  # those of the batch: test_routing_statistics.py

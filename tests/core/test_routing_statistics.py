@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 from exssnet import InputError
-from exssnet.core.routing import Superposition, route
+from exssnet.core.routing.rules import route
+from exssnet.core.routing.superposition import Superposition
 
 
 @pytest.fixture

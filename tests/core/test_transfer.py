@@ -13,7 +13,6 @@ from exssnet.core.layout import Layer, Layout
 from exssnet.core.network import MaskedNetwork
 from exssnet.core.selection import select
 from exssnet.core.transfer import find_lender, knn_accuracy, scores_from_mask
-from exssnet.core.weight_cache import Ready
 from exssnet.data import TensorData
 from exssnet.data.tensors import Shared
 from exssnet.methods import parse
@@ -109,33 +108,6 @@ def test_a_lender_must_beat_chance(monkeypatch, right, lends):
     found = find_lender(model._method.network, seen[:, None].float(), y, classes=2)
     assert found.accuracies == pytest.approx({"first": right / 68, "second": right / 68})
     assert found.lender == ("first" if lends else None)
-
-
-def test_candidates_are_scored_several_at_once_as_one_by_one(monkeypatch):
-    model = Model(mlp(), density=0.2, seed=0)
-    for number in range(5):
-        model.learn(f"task {number}", examples(number), epochs=(1, 0))
-    network, (x, y) = model._method.network, planted(1)
-    wanted = {name: knn_accuracy(network.features(x, name), y, 2) for name in network.tasks}
-    assert len(set(wanted.values())) > 1
-    fitted, groups, plain = transfer._fitted(len(x)), [], Ready.several
-    monkeypatch.setattr(Ready, "several", lambda ready, tasks: groups.append(len(tasks)) or plain(ready, tasks))
-    for tasks in (1, 2, 5, 9):
-        monkeypatch.setattr(transfer, "AT_ONCE", tasks * max(network.layout.size, fitted * (len(x) - fitted)))
-        groups.clear()
-        assert find_lender(network, x, y, classes=2).accuracies == wanted
-        assert groups == {1: [1] * 5, 2: [2, 2, 1]}.get(tasks, [5])
-
-
-@pytest.mark.parametrize(("numbers", "together"), [(1, [1] * 5), (3 * 40, [1] * 5), (6 * 40, [2, 2, 1]), (600, [5])])
-def test_features_of_several_tasks_are_stacked_as_long_as_they_are_few(monkeypatch, numbers, together):
-    monkeypatch.setattr(transfer, "AT_ONCE", numbers)
-    features = torch.randn(5, 40, 3, generator=torch.Generator().manual_seed(0))
-    stacks = list(transfer._stacks(features))
-    assert [len(stack) for stack in stacks] == together
-    assert torch.equal(torch.cat(stacks), features)
-    one_by_one = torch.cat([transfer._distances(one[None]) for one in features])
-    assert torch.equal(torch.cat([transfer._distances(stack) for stack in stacks]), one_by_one)
 
 
 CHUNK = transfer.CHUNK["cpu"]

@@ -16,10 +16,12 @@ from tests.core.networks import Transformer, tokens
 from torch import Tensor
 
 import exssnet
+from exssnet.core import changes
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.experiments.config import RunConfig, knows, resolve
-from exssnet.experiments.run import computing, prepare, train_settings
+from exssnet.experiments.prepare import computing, prepare, train_settings
 from exssnet.methods import methods, parse, transfers
+from exssnet.methods.base import JointMethod
 from exssnet.models import build
 from exssnet.train import Trainer, accuracy
 
@@ -53,8 +55,8 @@ def cases(device: str) -> dict[str, Case]:
                 found[f"{name}@{head} scores"] = _of_run(name, head=head, kkt_start="scores")
     for name in WITH_CONVOLUTIONS:
         found[f"{name} resnet18"] = _of_run(name, **CONVOLUTIONS)
-    for name, (method, changes) in OTHER_WAYS.items():
-        found[name] = _of_run(method, **changes)
+    for name, (method, changed) in OTHER_WAYS.items():
+        found[name] = _of_run(method, **changed)
     if device != "cpu":
         found["exssnet+kkt compiled"] = _of_run("exssnet+kkt", compile="on")
         found["exssnet+kkt resnet18 compiled"] = _of_run("exssnet+kkt", compile="on", **CONVOLUTIONS)
@@ -85,13 +87,13 @@ def _outcome(planned: RunConfig) -> Outcome:
             task if task.validation is None else replace(task, validation=task.validation.to(planned.device))
             for task in tasks
         ]
-        for task in [method.together(tasks)] if method.joint else tasks:
+        for task in [method.together(tasks)] if isinstance(method, JointMethod) else tasks:
             trainer.learn(task)
             learned = range(task.index + 1)
             matrix.append([accuracy(partial(method.logits, task=names[i]), tests[i]) for i in learned])
         few = [test.batch(torch.arange(40, device=test.device))[0] for test in tests]
         answers = [method.logits(x, name) for x, name in zip(few, names, strict=True)]
-        transfer = method.facts().get("transfer")
+        transfer = method.report().get("transfer")
         return {
             "accuracies": matrix,
             "lenders": None if transfer is None else [found["lender"] for found in transfer],
@@ -135,5 +137,5 @@ def _learned(model: exssnet.Model, tasks: list[tuple[Tensor, Tensor]]) -> Outcom
             "accuracies": [[model.evaluate(task, name) for task, name in zip(tasks, names, strict=True)]],
             "lenders": [task.lender for task in model.tasks],
             "answers": _digest([model.logits(task[0], name) for task, name in zip(tasks, names, strict=True)]),
-            "tensors": _digest(model.network.state()[0].values()),
+            "tensors": _digest(changes.state(model.network)[0].values()),
         }

@@ -22,7 +22,7 @@ import torch
 from tests.digests.cases import Outcome, cases
 from torch.nn import functional
 
-from exssnet.engine.kernels import has_triton
+from exssnet.engine import has_triton
 
 FOLDER = Path(__file__).parent
 

@@ -15,18 +15,19 @@ from torch import nn
 from exssnet.core import reference
 from exssnet.core.layout import Layer, Layout
 from exssnet.data import HorizontalFlip, Normalize, Pipeline, RandomCrop
+from exssnet.data.fused import FusedPipeline, fused
 
 need("triton", "the kernels' own tests need Triton: pip install triton")
 
 import triton  # noqa: E402
 
-from exssnet.engine.cuda import convolution_triton as convolutions  # noqa: E402
-from exssnet.engine.cuda import selection_triton  # noqa: E402
-from exssnet.engine.cuda.adam_triton import LONG, LongAdam  # noqa: E402
-from exssnet.engine.cuda.batch_triton import FusedBatch, fused  # noqa: E402
-from exssnet.engine.cuda.loss_triton import CrossEntropy, count  # noqa: E402
-from exssnet.engine.cuda.selection_triton import TritonSelector  # noqa: E402
-from exssnet.engine.cuda.values_triton import LearnedOnGpu  # noqa: E402
+from exssnet.engine.cuda import convolution_kernels as convolutions  # noqa: E402
+from exssnet.engine.cuda import selection as of_cuda  # noqa: E402
+from exssnet.engine.cuda.adam import LONG, LongAdam  # noqa: E402
+from exssnet.engine.cuda.images import Images  # noqa: E402
+from exssnet.engine.cuda.learned import LearnedValues  # noqa: E402
+from exssnet.engine.cuda.loss import CrossEntropy, count  # noqa: E402
+from exssnet.engine.cuda.selection import CudaSelection  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -54,28 +55,28 @@ def test_selection_equals_the_reference_also_with_ties(levels, density):
     layout = layout_of(sizes)
     keep = tuple(reference.keep(size, density) for size in sizes)
     places = torch.randperm(layout.size, generator=torch.Generator().manual_seed(1)).int().to(DEVICE)
-    selector = TritonSelector(layout, keep, places, layout.size)
+    selection = CudaSelection(layout, keep, places, layout.size)
     for seed in range(3):  # the counters must be clean again after each selection
         draw = torch.Generator().manual_seed(seed)
         scores = torch.randn(layout.size, generator=draw)
         if levels:
             scores = torch.randint(-levels, levels + 1, (layout.size,), generator=draw) / levels
         weights = torch.randn(layout.size, generator=draw)
-        assert_selected(selector, layout, scores, weights, density, draw)
+        assert_selected(selection, layout, scores, weights, density, draw)
     if density == 1:
-        assert (selector.misses == 1).all()  # whatever the scores are
+        assert (selection.misses == 1).all()  # whatever the scores are
 
 
-def assert_selected(selector, layout, scores, weights, density, draw, dtype=torch.float32):
+def assert_selected(selection, layout, scores, weights, density, draw, dtype=torch.float32):
     """The weights under the reference's mask are at their places, and gradients are the reference's."""
-    places = selector.places.long()
+    places = selection.positions.long()
     mask = torch.cat([reference.mask(piece, density) for piece in layout.slices(scores)])
-    wanted = torch.zeros(selector.size, dtype=dtype)
+    wanted = torch.zeros(selection.size, dtype=dtype)
     wanted[places.cpu()] = torch.where(mask, weights, torch.zeros(())).to(dtype)
     variable = scores.clone().to(DEVICE).requires_grad_()
-    found = selector.masked_weights(variable, weights.to(DEVICE), dtype)
+    found = selection.masked_weights(variable, weights.to(DEVICE), dtype)
     assert torch.equal(found.cpu(), wanted)
-    inflow = torch.randn(selector.size, generator=draw).to(dtype)
+    inflow = torch.randn(selection.size, generator=draw).to(dtype)
     found.backward(inflow.to(DEVICE))
     expected = reference.score_gradient(scores, weights, inflow[places.cpu()].float())
     assert torch.allclose(variable.grad.cpu(), expected, rtol=1e-6, atol=0, equal_nan=True)
@@ -87,45 +88,45 @@ def test_selection_from_small_layers_with_room_between_them_in_every_type(value,
     layout, draw = layout_of([1, 2, 3, 70, 5, 1100]), torch.Generator().manual_seed(0)
     places = torch.randperm(2 * layout.size, generator=draw)[: layout.size].int().to(DEVICE)
     keep = tuple(reference.keep(layer.size, 0.5) for layer in layout.layers)
-    selector = TritonSelector(layout, keep, places, 2 * layout.size)
+    selection = CudaSelection(layout, keep, places, 2 * layout.size)
     scores, weights = torch.randn(layout.size, generator=draw), torch.randn(layout.size, generator=draw)
     for _ in range(4):
         scores += 0.001 * torch.randn(layout.size, generator=draw)
         if value is not None:
             scores[torch.rand(layout.size, generator=draw) < 0.6] = value
-        assert_selected(selector, layout, scores, weights, 0.5, draw, dtype)
+        assert_selected(selection, layout, scores, weights, 0.5, draw, dtype)
 
 
 def test_of_equal_scores_the_first_are_chosen_wherever_they_are_looked_for(monkeypatch):
-    monkeypatch.setattr(selection_triton, "LONG", 256)
+    monkeypatch.setattr(of_cuda, "LONG", 256)
     layout, draw = layout_of([3000]), torch.Generator().manual_seed(0)
     places = torch.arange(3000, dtype=torch.int32, device=DEVICE)
-    selector = TritonSelector(layout, (1500,), places, 3000)
+    selection = CudaSelection(layout, (1500,), places, 3000)
     for _ in range(3):  # too many for the list
         scores = torch.randint(1, 3, (3000,), generator=draw).float()
-        assert_selected(selector, layout, scores, torch.randn(3000, generator=draw), 0.5, draw)
-    assert selector.misses.item() == 3
+        assert_selected(selection, layout, scores, torch.randn(3000, generator=draw), 0.5, draw)
+    assert selection.misses.item() == 3
 
 
 @pytest.mark.parametrize("listed", [1023, 1024, 1025])
 def test_a_list_may_be_full_and_no_longer(listed):
     layout, draw = layout_of([4000]), torch.Generator().manual_seed(0)
-    selector = TritonSelector(layout, (2000,), torch.arange(4000, dtype=torch.int32, device=DEVICE), 4000)
+    selection = CudaSelection(layout, (2000,), torch.arange(4000, dtype=torch.int32, device=DEVICE), 4000)
     scores = torch.cat([torch.linspace(0.999, 1.001, listed), torch.rand((4000 - listed) // 2, generator=draw) * 0.5])
     scores = torch.cat([scores, 2 + torch.rand(4000 - len(scores), generator=draw)])
     scores = scores[torch.randperm(4000, generator=draw)]
-    selector._bands.copy_(torch.tensor([0.9, 1.1]).view(torch.int32))
-    assert_selected(selector, layout, scores, torch.randn(4000, generator=draw), 0.5, draw)
-    assert selector.misses.item() == (listed > 1024)
+    selection._bands.copy_(torch.tensor([0.9, 1.1]).view(torch.int32))
+    assert_selected(selection, layout, scores, torch.randn(4000, generator=draw), 0.5, draw)
+    assert selection.misses.item() == (listed > 1024)
 
 
 def test_a_threshold_that_moves_steadily_is_followed():
     layout, draw = layout_of([60_000]), torch.Generator().manual_seed(0)
-    selector = TritonSelector(layout, (6000,), torch.arange(60_000, dtype=torch.int32, device=DEVICE), 60_000)
+    selection = CudaSelection(layout, (6000,), torch.arange(60_000, dtype=torch.int32, device=DEVICE), 60_000)
     scores, weights = torch.rand(60_000, generator=draw) - 0.5, torch.randn(60_000, generator=draw)
     for step in range(20):
-        assert_selected(selector, layout, scores * 1.02**step, weights, 0.1, draw)
-    assert selector.misses.item() < 5
+        assert_selected(selection, layout, scores * 1.02**step, weights, 0.1, draw)
+    assert selection.misses.item() < 5
 
 
 @pytest.mark.parametrize("kind", ["scores", "values"])
@@ -133,10 +134,10 @@ def test_a_gradient_of_the_gradient_is_refused(kind):
     places = torch.arange(100, dtype=torch.int32, device=DEVICE)
     learned = torch.randn(100, device=DEVICE).requires_grad_()
     if kind == "scores":
-        selector = TritonSelector(layout_of([100]), (10,), places, 100)
-        whole = selector.masked_weights(learned, torch.ones(100, device=DEVICE), torch.float32)
+        selection = CudaSelection(layout_of([100]), (10,), places, 100)
+        whole = selection.masked_weights(learned, torch.ones(100, device=DEVICE), torch.float32)
     else:
-        whole = LearnedOnGpu(torch.zeros(100, device=DEVICE), places).vector(learned)
+        whole = LearnedValues(torch.zeros(100, device=DEVICE), places).vector(learned)
     (gradient,) = torch.autograd.grad(whole.square().sum(), learned, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
@@ -146,12 +147,12 @@ def test_a_gradient_of_the_gradient_is_refused(kind):
 def test_selection_follows_scores_that_move_step_by_step(wide, monkeypatch):
     """Most steps are known from the last threshold; ties and jumps between them must not confuse it."""
     if wide:  # so that lists are long
-        monkeypatch.setattr(selection_triton, "FIRST", 0.2)
-        monkeypatch.setattr(selection_triton, "SHARE", 2)
+        monkeypatch.setattr(of_cuda, "FIRST", 0.2)
+        monkeypatch.setattr(of_cuda, "SHARE", 2)
     layout = layout_of([540, 230_400, 30_000] if GPU else [540, 9000, 3000])
     keep = tuple(reference.keep(layer.size, 0.1) for layer in layout.layers)
     places = torch.arange(layout.size, dtype=torch.int32, device=DEVICE)
-    selector = TritonSelector(layout, keep, places, layout.size)
+    selection = CudaSelection(layout, keep, places, layout.size)
     draw, longest = torch.Generator().manual_seed(0), 0
     scores, weights, misses = torch.rand(layout.size, generator=draw) - 0.5, torch.ones(layout.size), []
     for step in range(14):
@@ -161,17 +162,17 @@ def test_selection_follows_scores_that_move_step_by_step(wide, monkeypatch):
         if step >= 10:
             scores = (100 * scores).round() / 100  # many equals
         mask = torch.cat([reference.mask(piece, 0.1) for piece in layout.slices(scores)])
-        low, high = selector._bands[2:4].view(torch.float32).tolist()
+        low, high = selection._bands[2:4].view(torch.float32).tolist()
         near = (scores.abs() > low) & (scores.abs() <= high)
         longest = max(longest, int(layout.slices(near)[1].count_nonzero()))
-        found = selector.masked_weights(scores.to(DEVICE), weights.to(DEVICE), torch.float32)
+        found = selection.masked_weights(scores.to(DEVICE), weights.to(DEVICE), torch.float32)
         assert torch.equal(found.bool().cpu(), mask)
-        misses.append(selector.misses.tolist())
+        misses.append(selection.misses.tolist())
     assert misses[0] == [1, 1, 1]  # nothing is known yet
     assert misses[7] == misses[3]
     assert [after - before for before, after in zip(misses[7], misses[8], strict=True)] == [1, 1, 1]
     assert misses[13] == misses[12]  # equals are in the list
-    assert not wide or longest > selection_triton.FEW.value
+    assert not wide or longest > of_cuda.FEW.value
 
 
 @every_type
@@ -180,7 +181,7 @@ def test_learned_values_are_put_in_their_places_and_get_their_gradients(count, d
     draw = torch.Generator().manual_seed(0)
     fixed = torch.randn(10_000, generator=draw).to(DEVICE, dtype)
     places = torch.randperm(10_000, generator=draw)[:count].int().to(DEVICE)
-    weights = LearnedOnGpu(fixed.clone(), places)
+    weights = LearnedValues(fixed.clone(), places)
     for step in range(2):
         values = torch.randn(count, generator=draw).to(DEVICE).requires_grad_()
         found = weights.vector(values)
@@ -199,12 +200,12 @@ def test_a_batch_in_one_launch_equals_the_plain_transforms_bit_for_bit(shape):
     scale = Normalize.channels(1 / 255, (0.5, 0.4, 0.3)[: shape[0]], (0.2, 0.3, 0.25)[: shape[0]]).to(DEVICE)
     rows = torch.randint(0, 50, (13,), device=DEVICE)
     for steps in [(scale,), (HorizontalFlip(), scale), (RandomCrop(4), HorizontalFlip(), scale)]:
-        fast, plain = fused(images, Pipeline(steps)), Pipeline(steps)
-        assert isinstance(fast, FusedBatch)
+        fast, plain = fused(Images(images), images, Pipeline(steps)), Pipeline(steps)
+        assert isinstance(fast, FusedPipeline)
         assert torch.equal(fast(rows, None), plain(images[rows], None))
         one, two = (torch.Generator(DEVICE).manual_seed(5) for _ in range(2))
         assert torch.equal(fast(rows, one), plain(images[rows], two))
-    assert fused(images, Pipeline((RandomCrop(4), scale))) is None
+    assert fused(Images(images), images, Pipeline((RandomCrop(4), scale))) is None
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -32,7 +32,7 @@ def test_a_recipe_resolves_for_every_method_and_names_only_known_settings(benchm
 @pytest.mark.parametrize("benchmark", recipes())
 def test_methods_of_a_table_train_the_same_number_of_epochs(benchmark):
     kinds = {name: methods()[name] for name in fitting(benchmark)}
-    planned = {m.planned_epochs(m.settings_type(**resolve(benchmark, n, 0).settings)) for n, m in kinds.items()}
+    planned = {m.settings_type(**resolve(benchmark, n, 0).settings).epochs_per_task for n, m in kinds.items()}
     assert len(planned) == 1
 
 

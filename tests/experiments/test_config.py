@@ -75,7 +75,7 @@ def test_an_option_that_repeats_the_recipes_value_changes_nothing(benchmark):
         not_options = {*BY_NAME, "code", *(OF_CLASSES if config.stream != "split" else ())}
         options = {name: value for name, value in vars(config).items() if name not in not_options}
         options |= {name: value for name, value in config.settings.items() if name != "kkt"}
-        options["epochs"] = kind.planned_epochs(kind.settings_type(**config.settings))  # of all phases together
+        options["epochs"] = kind.settings_type(**config.settings).epochs_per_task  # of all phases together
         for name, value in options.items():
             assert resolve(benchmark, method, 3, **{name: value}) == config, f"{method} --{name} {value}"
 

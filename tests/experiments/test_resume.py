@@ -13,7 +13,8 @@ from tests.experiments.short_runs import outcome, short
 from tests.stopping import cut_after
 
 from exssnet.errors import DataError, RunError
-from exssnet.experiments.run import prepare, run
+from exssnet.experiments.prepare import prepare
+from exssnet.experiments.run import run
 
 
 def test_a_resumed_run_counts_all_its_seconds(tmp_path, monkeypatch):
@@ -49,8 +50,8 @@ def test_a_run_begun_with_other_data_or_versions_is_not_continued(tmp_path, monk
     else:
         real = prepare
 
-        def other(config):
-            stream, method = real(config)
+        def other(*arguments):
+            stream, method = real(*arguments)
             stream.data_digests = {"train": "another"}
             return stream, method
 

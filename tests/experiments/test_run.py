@@ -12,7 +12,8 @@ from tests.experiments.short_runs import outcome, short
 
 from exssnet.errors import InputError, RunError
 from exssnet.experiments.config import resolve
-from exssnet.experiments.run import _Run, prepare, run, train_settings
+from exssnet.experiments.prepare import prepare, train_settings
+from exssnet.experiments.run import _Run, run
 from exssnet.methods import parse
 from exssnet.train import Listener, Trainer
 
@@ -227,11 +228,11 @@ def test_a_run_that_another_process_finished_meanwhile_is_read_and_not_touched(t
     real = prepare
     rival = {}
 
-    def slow(config):
+    def slow(*arguments):
         if not rival:
             rival["running"] = True
             rival["record"] = run(short(), tmp_path)
-        return real(config)
+        return real(*arguments)
 
     monkeypatch.setattr("exssnet.experiments.run.prepare", slow)
     assert run(short(), tmp_path) == rival["record"]
@@ -270,17 +271,6 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RunError, match=r"No space left on device\): free disk space"):
         run(short(), tmp_path)
-
-
-def test_a_network_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
-    from torch._dynamo.exc import InternalTorchDynamoError
-
-    def fail(*_):
-        raise InternalTorchDynamoError("AssertionError: 2560 v.s. 40\n\nSet TORCHDYNAMO_VERBOSE=1")
-
-    monkeypatch.setattr(Trainer, "learn", fail)
-    with pytest.raises(RunError, match=r"^the network cannot be compiled \(AssertionError: 2560 v\.s\. 40\): use"):
-        run(resolve("split-digits", "exssnet", 0), tmp_path)
 
 
 def test_other_errors_stay_what_they_are(tmp_path, monkeypatch):

@@ -1,13 +1,13 @@
 """How many runs share a GPU, and what is refused; as a machine with a GPU would answer, so no GPU is needed."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from exssnet.errors import InputError
-from exssnet.experiments import config as config_module
 from exssnet.experiments.config import resolve
 from exssnet.experiments.together import MOST, how_many
 
@@ -17,8 +17,9 @@ def gpu(monkeypatch):
     """One CUDA device that knows bf16, and Triton."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(config_module, "_has_bf16", lambda device: True)
-    monkeypatch.setattr("exssnet.engine.kernels.has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr("exssnet.engine.has_triton", lambda: True)
     return monkeypatch
 
 
@@ -46,14 +47,14 @@ def test_runs_that_read_from_disk_are_not_put_together(gpu):
 
 
 def test_a_gpu_without_bf16_computes_in_fp32_and_says_so_if_asked_for_more(gpu):
-    gpu.setattr(config_module, "_has_bf16", lambda device: False)
+    gpu.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     assert plans(1)[0].precision == "fp32"
     with pytest.raises(InputError, match="precision bf16 is not supported by cuda: use fp32"):
         plans(1, precision="bf16")
 
 
 def test_without_triton_nothing_is_compiled_and_asking_for_it_is_refused(gpu):
-    gpu.setattr("exssnet.engine.kernels.has_triton", lambda: False)
+    gpu.setattr("exssnet.engine.has_triton", lambda: False)
     assert plans(1)[0].compile == "off"
     with pytest.raises(InputError, match="compile on needs Triton, which is not installed"):
         plans(1, compile="on")

@@ -8,7 +8,7 @@ from exssnet.data import TensorData
 from exssnet.data.tasks import Outline, Task
 from exssnet.data.tensors import Shared
 from exssnet.experiments.config import resolve
-from exssnet.experiments.run import prepare
+from exssnet.experiments.prepare import prepare
 from exssnet.methods import methods
 from exssnet.methods.base import Batch
 
@@ -36,7 +36,7 @@ def toy(outputs=9):
 def made(name, module=None, head="task", **changes):
     kind = methods()[name]
     torch.manual_seed(0)
-    module = module or toy(kind.outputs(head, CLASSES))
+    module = module or toy(kind.module_outputs(head, CLASSES))
     settings = kind.settings_type(**({"epochs": 2, "lr": 0.01} | changes))
     return kind(module, settings, 0, head, Outline(CLASSES))
 
@@ -56,5 +56,6 @@ def begun(name, used=None, **options):
     return method
 
 
-def digits(name, seed=0, **changes):
-    return prepare(resolve("split-digits", name, seed, **({"tasks": 3, "epochs": 10, "device": "cpu"} | changes)))
+def digits(name, seed=0, engine=None, **changes):
+    changes = {"tasks": 3, "epochs": 10, "device": "cpu"} | changes
+    return prepare(resolve("split-digits", name, seed, **changes), engine)

@@ -26,7 +26,7 @@ def made(name, classes=(3, 3, 3), head="task", module=None, **changes):
     """A method on a small network, with all its settings as usual but these."""
     kind = methods()[name]
     torch.manual_seed(0)
-    module = module or nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, kind.outputs(head, classes)))
+    module = module or nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, kind.module_outputs(head, classes)))
     outline = Outline(tuple(classes), 40 * len(classes))
     return kind(module, kind.settings_type(**({"epochs": 2, "lr": 0.01} | changes)), 0, head, outline)
 
@@ -52,4 +52,4 @@ def by_hand(method, weights, statistics, x):
 
 
 def statistics_of(method):
-    return tuple(method.network.buffers[f"1.running_{name}"].clone() for name in ("mean", "var"))
+    return tuple(method.network.statistics[f"1.running_{name}"].clone() for name in ("mean", "var"))

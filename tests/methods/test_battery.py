@@ -10,13 +10,15 @@ import pytest
 import torch
 from tests.stopping import cut_after
 
+from exssnet.core.engine import Engine
 from exssnet.errors import ForgettingError, InputError
 from exssnet.experiments.config import resolve, resolve_all
-from exssnet.experiments.run import computing, prepare, run
+from exssnet.experiments.prepare import computing, prepare
+from exssnet.experiments.run import run
 from exssnet.methods import describe, methods, parse, transfers
-from exssnet.methods.shared.masked import Isolated
+from exssnet.methods.base import JointMethod
+from exssnet.methods.masks._base import Isolated
 from exssnet.train import Trainer, accuracy, checkpoint
-from exssnet.train import loop as loop_module
 
 NAMES = [name + suffix for name in methods() for suffix in ("", "+kkt") if not suffix or transfers(name)]
 SHORT = {"mask_epochs": 6, "weight_epochs": 6, "epochs": 8, "retrain_epochs": 4, "buffer": 100.0}
@@ -45,7 +47,7 @@ def config(name, times=SHORT, **changes):
 def learn(method, stream, trainer=None, first=0, last=3, device="cpu"):
     trainer = trainer or Trainer(method, 0)
     tasks = [replace(task, train=task.train.to(device)) for task in stream]
-    for task in [method.together(tasks)] if method.joint else tasks[first:last]:
+    for task in [method.together(tasks)] if isinstance(method, JointMethod) else tasks[first:last]:
         trainer.learn(task)
 
 
@@ -81,7 +83,7 @@ def test_its_state_survives_a_round_trip_through_a_checkpoint(tmp_path, name):
     for index in range(2):
         x, _ = stream[index].test.batch(torch.arange(50))
         assert torch.equal(method.logits(x, f"task{index + 1}"), again.logits(x, f"task{index + 1}"))
-    if method.joint:
+    if isinstance(method, JointMethod):
         return
     learn(again, stream, first=2)
     learn(method, stream, trainer, first=2)
@@ -96,7 +98,7 @@ def test_its_state_survives_a_round_trip_through_a_checkpoint(tmp_path, name):
 @pytest.mark.parametrize("device", ["cpu", gpu])
 def test_a_run_that_is_cut_off_and_taken_up_gives_the_same_record(tmp_path, monkeypatch, name, epochs, device):
     planned = config(name, FEW, device=device)
-    if parse(name)[0].joint:
+    if issubclass(parse(name)[0], JointMethod):
         planned, epochs = config(name, {"epochs": 6}, device=device), min(epochs, 4)
     whole = run(planned, tmp_path / "whole")
     with cut_after(monkeypatch, epochs):
@@ -112,7 +114,7 @@ def test_captured_steps_leave_what_single_steps_leave_bit_for_bit(monkeypatch, n
     states = []
     for single in (False, True):
         if single:
-            monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+            monkeypatch.setattr("exssnet.engine.cuda.engine.CudaEngine.loop", Engine.loop)
         planned = config(name, FEW, device=device, compile="off", **network)
         with computing(planned):
             stream, method = prepare(planned)
@@ -203,7 +205,7 @@ def test_a_number_of_epochs_is_shared_out_among_the_phases():
     for name, kind in methods().items():
         for epochs in (1, 2, 3, 10, 30):
             planned = resolve("split-digits", name, 0, epochs=epochs)
-            assert kind.planned_epochs(kind.settings_type(**planned.settings)) == epochs
+            assert kind.settings_type(**planned.settings).epochs_per_task == epochs
 
 
 def test_of_several_methods_each_gets_the_settings_it_knows():

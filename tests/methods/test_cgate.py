@@ -14,9 +14,9 @@ from exssnet.train import Trainer, TrainSettings
 
 def seen_gates(method, x, named):
     """All gates [B, units] for some inputs."""
-    buffers = {**method.network.buffers, **named}
+    statistics = method.with_statistics(named)
     with torch.no_grad():
-        return method.network.run(x, training=False, buffers=buffers)[:, method.outputs_of.size :]
+        return method.network(x, training=False, statistics=statistics)[:, method.outputs_of.size :]
 
 
 @pytest.mark.parametrize("network", [{}, {"network": "resnet18", "width": 4.0, "sparsity": 20.0}])
@@ -114,12 +114,12 @@ def test_frozen_units_keep_their_weights_and_earlier_tasks_their_outputs_bit_for
     trainer = Trainer(method, 0, TrainSettings(optimizer="adamw", weight_decay=0.1))
     before, shown, frozen = {}, {}, torch.zeros_like(method.free, dtype=torch.bool)
     for index in range(3):
-        place = method.network.weights.detach().clone()
+        earlier = method.network.weights.detach().clone()
         trainer.learn(stream[index])
         now = method.network.weights.detach()
-        assert torch.equal(place[frozen], now[frozen])
+        assert torch.equal(earlier[frozen], now[frozen])
         free = method.freedom(method.used, settled=True) == 1
-        assert torch.equal(now[free], method.network.start[free])  # the others start anew
+        assert torch.equal(now[free], method.network.start[free])  # the others start again
         assert (~free & ~frozen).any()
         assert not torch.equal(now[~free & ~frozen], method.network.start[~free & ~frozen])
         frozen = ~free
@@ -164,11 +164,11 @@ def test_a_frozen_weight_or_a_tensor_of_a_task_that_was_changed_is_found():
     again.load_state(tensors, facts)
     assert again.verify().verified
     frozen = (method.freedom(method.used, settled=True) == 0).nonzero()[0]
-    changed = tensors["weights"].clone()
+    changed = tensors["network.weights"].clone()
     changed[frozen] += 1
     with pytest.raises(ForgettingError, match="task 'task1' changed"):
-        again.load_state({**tensors, "weights": changed}, facts)
-    own = [name for name in tensors if name.startswith("kept.private/task1/")]
+        again.load_state({**tensors, "network.weights": changed}, facts)
+    own = [name for name in tensors if name.startswith("private.task1/")]
     assert {name.partition("task1/")[2].partition("/")[0] for name in own} == {"gates", "allowed", "head", "buffer"}
     for name in own:  # what is the task's alone
         changed = tensors[name].clone()

@@ -8,16 +8,20 @@ from tests.methods.gated import both, digits, made, task, toy
 from tests.stopping import cut_after
 from torch import nn
 
-from exssnet.core.module import skeleton as runner
+from exssnet.core.engine import Engine
+from exssnet.engine.cuda.engine import CudaEngine
+from exssnet.engine.cuda.runner import Options
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
-from exssnet.experiments.run import prepare, run
+from exssnet.experiments.prepare import prepare
+from exssnet.experiments.run import run
 from exssnet.methods import methods
+from exssnet.methods.gates._units import gated
 from exssnet.methods.gates.hat import Attention
-from exssnet.methods.shared.units import gated
 from exssnet.models import build
 from exssnet.train import Trainer
-from exssnet.train import loop as loop_module
+
+OPTIONS = Options(None, kernels=False)
 
 # --- gates on any module ----------------------------------------------------------------------------------------------
 
@@ -72,7 +76,7 @@ def test_a_module_that_cannot_be_gated_is_refused():
     with pytest.raises(InputError, match="nothing to gate"):
         gated(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), Attention)
     layer = nn.Linear(4, 4)
-    with pytest.raises(InputError, match="second place"):
+    with pytest.raises(InputError, match="is used twice"):
         gated(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 2)), Attention)
 
 
@@ -89,17 +93,17 @@ def test_weights_that_are_free_to_move_have_no_effect_where_their_units_are_off(
     assert set(free.unique().tolist()) == {0.0, 1.0}
     for rows in method._head(free).values():
         rows.zero_()  # a task's own, and not looked at here
-    for name, buffer in network.buffers.items():
+    for name, buffer in network.statistics.items():
         if name.endswith("running_mean"):
             buffer.normal_(generator=draw)
     other = network.weights.detach() + free * torch.randn(len(free), generator=draw)
     x = torch.randn(5, *shape, generator=draw)
-    buffers = {**network.buffers, **method._named(on)}
-    before, after = (network.run(x, training=False, weights=w, buffers=buffers) for w in (network.weights, other))
-    assert torch.equal(before, after)
-    assert not torch.equal(
-        before, network.run(x, training=False, weights=other, buffers=network.buffers | method._named(1 - on))
-    )
+
+    def outputs(weights, used):
+        return network(x, training=False, weights=weights, statistics=method.with_statistics(method._named(used)))
+
+    assert torch.equal(outputs(network.weights, on), outputs(other, on))
+    assert not torch.equal(outputs(network.weights, on), outputs(other, 1 - on))
 
 
 # --- both methods -----------------------------------------------------------------------------------------------------
@@ -130,7 +134,7 @@ def test_a_task_begins_with_a_head_and_norm_statistics_that_no_task_has_trained(
     assert all(not torch.equal(trained[f"head/{name}"], rows[:3]) for name, rows in first.items())
     next(method.phases(task(1)))
     assert all(torch.equal(rows, first[name]) for name, rows in method._head(network.weights).items())
-    norms = {name.rpartition("_")[2]: buffer for name, buffer in network.buffers.items() if "running" in name}
+    norms = {name.rpartition("_")[2]: buffer for name, buffer in network.statistics.items() if "running" in name}
     assert norms["mean"].tolist() == [0] * 5
     assert norms["var"].tolist() == [1] * 5
 
@@ -165,20 +169,16 @@ def test_a_run_that_was_cut_off_inside_a_task_goes_on_to_the_same_record(tmp_pat
 
 @both
 def test_networks_with_and_without_gates_do_not_share_what_is_made_for_a_structure(name):
-    """In one process one after the other, each learns what it learns in a process of its own."""
-    other = {"hat": "cgate", "cgate": "hat"}[name]
-    alone = {}
-    for kind in ("naive", name, other):
-        runner._forms.clear()  # as a new process has none
-        alone[kind] = outcome(kind)
-    runner._forms.clear()
-    for kind in ("naive", name, "naive", other, name):
-        assert torch.equal(outcome(kind), alone[kind])
-    assert len(runner._forms) == 3
+    """The engine for a GPU, here without its kernels: with one for all of them each learns what it learns alone."""
+    kinds = ("naive", name, {"hat": "cgate", "cgate": "hat"}[name])
+    alone = {kind: outcome(kind, CudaEngine(OPTIONS)) for kind in kinds}
+    shared = CudaEngine(OPTIONS)
+    for kind in (*kinds, *kinds):
+        assert torch.equal(outcome(kind, shared), alone[kind])
 
 
-def outcome(kind):
-    stream, method = digits(kind, epochs=1)
+def outcome(kind, engine):
+    stream, method = digits(kind, engine=engine, epochs=1)
     Trainer(method, 0).learn(stream[0])
     return method.logits(stream[0].test.batch(torch.arange(40))[0], "task1")
 
@@ -214,7 +214,7 @@ def test_captured_steps_give_what_single_steps_give(monkeypatch, name, compiled)
         return method
 
     captured = learned()
-    monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+    monkeypatch.setattr("exssnet.engine.cuda.engine.CudaEngine.loop", Engine.loop)
     single = learned()
     assert torch.equal(captured.network.weights, single.network.weights)
     assert all(torch.equal(tensor, single.private[key]) for key, tensor in captured.private.items())

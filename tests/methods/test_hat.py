@@ -8,7 +8,7 @@ from tests.methods.gated import batch_of, begun, digits, examples, made, task
 
 from exssnet.methods.gates.hat import attention
 from exssnet.train import Trainer, TrainSettings
-from exssnet.train.steps import _sizes
+from exssnet.train.steps import batch_sizes
 
 HAT_TOLERANCE = 0.05  # earlier logits of an MLP, in standard deviations of those logits; measured: at most 0.013
 HAT_TOLERANCE_RESIDUAL = 0.5  # of a ResNet, with more attention left undecided; measured: at most 0.30
@@ -24,10 +24,10 @@ def test_a_step_is_scaled_by_one_minus_the_smaller_attention_of_a_weights_two_en
     method.hold()
     after = method.network.layout.tensors(method.network.weights.detach())
 
-    def check(name, place, freedom):
-        expected = before[name][place] - 0.1 * freedom * slope[name][place]
-        assert after[name][place].item() == pytest.approx(expected.item(), abs=1e-6)
-        assert freedom > 0 or after[name][place] == before[name][place]
+    def check(name, index, freedom):
+        expected = before[name][index] - 0.1 * freedom * slope[name][index]
+        assert after[name][index].item() == pytest.approx(expected.item(), abs=1e-6)
+        assert freedom > 0 or after[name][index] == before[name][index]
 
     first, second = used[:5].tolist(), used[5:].tolist()
     for i in range(5):
@@ -60,7 +60,7 @@ def test_attention_gets_steeper_from_the_first_batch_of_each_epoch_to_its_last(c
     method = made("hat", s_max=50.0)
     data = examples(count)
     for _ in range(2):
-        s = [method.steepness(batch_of(data, n)).item() for n in _sizes(count, size)]
+        s = [method.steepness(batch_of(data, n)).item() for n in batch_sizes(count, size)]
         assert s == sorted(s)
         assert s[-1] == pytest.approx(50)
         assert len(s) == 1 or s[0] == pytest.approx(1 / 50)
@@ -89,11 +89,11 @@ def test_attention_holds_earlier_tasks_to_the_stated_tolerance(network, toleranc
     trainer = Trainer(method, 0, TrainSettings(optimizer="adamw", weight_decay=0.1))
     before, shown, held = {}, {}, None
     for index in range(3):
-        place = method.network.weights.detach().clone()
+        earlier = method.network.weights.detach().clone()
         trainer.learn(stream[index])
         if held is not None:  # weights between units that are used in full
             assert held.any()
-            assert torch.equal(place[held], method.network.weights[held])
+            assert torch.equal(earlier[held], method.network.weights[held])
         held = method.freedom(method.used, settled=True) == 0
         shown[index] = stream[index].test.batch(torch.arange(80))[0]
         before[index] = method.logits(shown[index], f"task{index + 1}")

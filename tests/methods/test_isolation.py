@@ -13,22 +13,26 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
 from exssnet.core import reference
+from exssnet.core.engine import Engine
 from exssnet.core.network import MaskedNetwork
+from exssnet.core.proof import digests_of
 from exssnet.core.subnetwork import OwnSubnetwork
-from exssnet.engine.cpu.selection_cpu import BandSelector
-from exssnet.engine.execution import CPU, PLAIN, Execution
+from exssnet.engine import choose
+from exssnet.engine.cpu.engine import CpuEngine
+from exssnet.engine.cuda.engine import CudaEngine
+from exssnet.engine.cuda.runner import Options
 from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
+from exssnet.experiments.prepare import prepare
 from exssnet.experiments.recipes import recipe, recipes
-from exssnet.experiments.run import prepare, run
+from exssnet.experiments.run import run
 from exssnet.methods import parse, transfers
+from exssnet.methods.masks._subnetworks import ThresholdSubnetwork, WinningSubnetwork
 from exssnet.methods.masks.packnet import PackNetSettings
 from exssnet.methods.masks.piggyback import PiggybackSettings
 from exssnet.methods.masks.wsn import WsnSettings
-from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork, WinningSubnetwork
 from exssnet.models import build
 from exssnet.train import Trainer, TrainSettings
-from exssnet.train import loop as loop_module
 
 NAMES = ("packnet", "piggyback", "wsn")
 every_method = pytest.mark.parametrize("name", NAMES)
@@ -48,7 +52,8 @@ def test_earlier_tasks_keep_every_bit_of_logits_weights_and_mask(name, head):
         before[own] = (x, method.logits(x, own), dict(method.network.tasks[own].digests))
     for own, (x, logits, digests) in before.items():
         assert torch.equal(method.logits(x, own), logits)
-        assert method.network.tasks[own].digests == digests == method.network._digests_of(own)
+        effective = method.network.effective(own)
+        assert method.network.tasks[own].digests == digests == digests_of(effective | method.network.tasks[own].private)
     assert method.verify().verified
 
 
@@ -68,7 +73,7 @@ def test_every_task_is_learned_well_above_chance(tmp_path, name, head):
 def test_a_run_that_is_cut_off_in_any_epoch_resumes_to_the_same_record(tmp_path, monkeypatch, name, network, head):
     short = config(name, head=head, epochs=2, retrain_epochs=2, tasks=2, samples_per_class=20, **network)
     whole = run(short, tmp_path / "whole")
-    planned = 2 * parse(name)[0].planned_epochs(parse(name)[0].settings_type(**short.settings))
+    planned = 2 * parse(name)[0].settings_type(**short.settings).epochs_per_task
     assert (tmp_path / "whole" / short.folder / "log.jsonl").read_text().count('"event": "epoch"') == planned
     for epochs in range(1, planned):
         with cut_after(monkeypatch, epochs):
@@ -80,9 +85,8 @@ def test_a_run_that_is_cut_off_in_any_epoch_resumes_to_the_same_record(tmp_path,
 @pytest.mark.parametrize("benchmark", recipes())
 def test_a_recipe_trains_it_as_long_as_the_other_methods_and_without_kkt(name, benchmark):
     assert not transfers(name)
-    kind = parse(name)[0]
-    settings = kind.settings_type(**resolve(benchmark, name, 0, device="cpu").settings)
-    assert kind.planned_epochs(settings) == recipe(benchmark)["methods"]["*"]["epochs"]
+    settings = parse(name)[0].settings_type(**resolve(benchmark, name, 0, device="cpu").settings)
+    assert settings.epochs_per_task == recipe(benchmark)["methods"]["*"]["epochs"]
 
 
 PHASES = {  # of the first task and of a later one: name, epochs, rate
@@ -106,38 +110,43 @@ def test_every_phase_has_its_own_epochs_and_rate(name):
     assert found == PHASES[name]
 
 
-WAYS = {
-    "channels last": CPU,
-    "filled channels": Execution(channels_last=True, channel_multiple=8),
-    "bf16": Execution(torch.bfloat16, channels_last=True, channel_multiple=8),
-}
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+ENGINES = [
+    pytest.param(CpuEngine(), "cpu", id="cpu"),
+    pytest.param(CudaEngine(Options(None, kernels=False)), "cpu", id="padded channels"),
+    pytest.param(CudaEngine(Options(torch.bfloat16, kernels=False)), "cuda", id="bf16", marks=[pytest.mark.gpu, gpu]),
+]
 
 
 def subnetworks(network):
     """One of each kind, for a second task; the first has left some weights used."""
-    OwnSubnetwork.dense(network, "first", 3).pruned(torch.rand(network.layout.size) < 0.3).commit()
+
+    def drawn():
+        return torch.rand(network.layout.size).to(network.device)
+
+    OwnSubnetwork.dense(network, "first", 3).pruned(drawn() < 0.3).commit()
     yield OwnSubnetwork.dense(network, "a", 3)
-    yield OwnSubnetwork.dense(network, "a", 3).pruned(torch.rand(network.layout.size) < 0.5)
+    yield OwnSubnetwork.dense(network, "a", 3).pruned(drawn() < 0.5)
     threshold = ThresholdSubnetwork(network, "a", 3, 0.01, 0.005)
     with torch.no_grad():
-        threshold.real.copy_(0.01 * torch.rand(network.layout.size))
+        threshold.real.copy_(0.01 * drawn())
     yield threshold
     yield WinningSubnetwork(network, "a", 3, torch.randn(network.layout.size))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("engine", "device"), ENGINES)
 @pytest.mark.parametrize("number", range(4))
-def test_another_way_to_compute_gives_the_plain_logits_and_gradients(way, number):
+def test_every_engine_gives_the_plain_logits_and_gradients(engine, device, number):
     torch.manual_seed(0)
     module = build("resnet18", (3, 12, 12), 4, width=5)
     x = torch.randn(6, 3, 12, 12)
     found = []
-    for execution in (PLAIN, WAYS[way]):
+    for used in (Engine(), engine):
         network = MaskedNetwork(module, density=0.3, init="keep", head="task")
-        network.execute(execution)
+        network.to(device).use(used)
         torch.manual_seed(1)
         subnetwork = list(subnetworks(network))[number]
-        logits = subnetwork.logits(x, training=True)
+        logits = subnetwork.logits(x.to(device), training=True)
         logits.square().sum().backward()
         gradients = [p.grad for p in subnetwork.parameters()]
         assert len(gradients) == 2 + (number == 3)  # the learned vectors, and the task's head
@@ -145,7 +154,7 @@ def test_another_way_to_compute_gives_the_plain_logits_and_gradients(way, number
         found.append([logits.detach(), *gradients, *statistics])
     for plain, other in zip(*found, strict=True):
         one, two = plain.double().view(-1), other.double().view(-1)
-        if WAYS[way].autocast:  # eighteen layers deep, a gradient keeps its direction and no more
+        if device == "cuda":  # eighteen layers deep, a gradient keeps its direction and no more
             assert cosine_similarity(one, two, 0) > 0.7
         else:
             assert (one - two).norm() <= 1e-4 * one.norm()
@@ -201,28 +210,23 @@ def test_after_the_first_task_of_piggyback_no_weight_moves():
 # --- WSN ------------------------------------------------------------------------------------------------------
 
 
-def selection(kind, network):
-    """The ways to select in a step: the device's own, and those of other machines."""
-    if kind == "numpy":
-        return BandSelector(network.arrangement, network.keep)
+def engine_of(kind):
+    """Engines that select in ways of their own."""
     if kind == "triton":
         need("triton", "the kernels' own tests need Triton: pip install triton")
         if torch.cuda.is_available():
             pytest.skip("not for a machine with a GPU: the kernels run there")
-        from exssnet.engine.cuda.selection_triton import TritonSelector
-
-        return TritonSelector(network.layout, network.keep, network.arrangement.places, network.arrangement.size)
-    return None
+        return CudaEngine(Options(None, kernels=True))
+    return {"plain": Engine(), "cpu": CpuEngine()}[kind]
 
 
 @pytest.mark.filterwarnings("default")  # of Triton's interpreter
-@pytest.mark.parametrize("kind", ["usual", "numpy", "triton", "torch"])
+@pytest.mark.parametrize("kind", ["plain", "cpu", "triton"])
 def test_wsn_gradients_are_those_of_edge_popup_and_of_the_free_weights_in_the_mask(kind):
     network = MaskedNetwork(plain_mlp(), 0.3, init="keep")
+    network.use(engine_of(kind))
     WinningSubnetwork(network, "first", 2, torch.randn(network.layout.size)).fixed().commit()
     winning = WinningSubnetwork(network, "a", 2, torch.randn(network.layout.size))
-    if kind != "usual":
-        winning._selector = selection(kind, network)
     x, y = task(0).train.batch(torch.arange(64))
     for _ in range(2):  # the fast selections go by the step before
         for parameter in winning.parameters():
@@ -253,7 +257,7 @@ def test_wsn_trains_weights_and_scores_of_a_task_as_plain_pytorch_does():
     plain_adam = TrainSettings(32, lambda p, lr: torch.optim.Adam(p, lr, foreach=False))
     Trainer(method, 0, plain_adam).learn(new[0])
     weights = [w.clone() for w in layers(network, network.weights)]
-    scores = [s.clone() for s in layers(network, method.scores)]
+    scores = [s.clone() for s in layers(network, method.scores["last"])]
     used = [u.clone() for u in layers(network, network.bank.used)]
     moving = [w.clone().requires_grad_() for w in weights]
     adam = torch.optim.Adam([*scores, *moving], 0.01, foreach=False)
@@ -310,17 +314,17 @@ def test_settings_that_make_no_sense_are_refused_by_name(kind, name, value):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@gpu
 @every_method
 def test_captured_steps_give_what_single_steps_give_bit_for_bit(name, monkeypatch):
     def learned():
         torch.manual_seed(0)
         method = parse(name)[0](mlp(), parse(name)[0].settings_type(epochs=3), 0)
-        method.to("cuda")
+        method.to("cuda").use(choose("cuda"))
         for new in (task(0), task(1)):
             Trainer(method, 0, TrainSettings(32)).learn(replace(new, train=new.train.to("cuda")))
         return [learned.digests for learned in method.network.tasks.values()]
 
     graph = learned()
-    monkeypatch.setattr(loop_module, "capturable", lambda *_: False)
+    monkeypatch.setattr(CudaEngine, "loop", Engine.loop)
     assert learned() == graph

@@ -12,7 +12,7 @@ from exssnet.data.tensors import TensorSplit
 from exssnet.data.transforms import HorizontalFlip, Normalize
 from exssnet.errors import InputError
 from exssnet.methods import methods
-from exssnet.methods.shared.reservoir import Memory, ReplaySettings
+from exssnet.methods.replay._memory import Memory, ReplaySettings
 from exssnet.train import Trainer, TrainSettings
 
 
@@ -53,13 +53,15 @@ def test_examples_of_every_task_are_remembered_under_the_outputs_they_were_train
     method = made(name, head=head, buffer=30)
     for index in range(3):
         Trainer(method, 0, TrainSettings(10)).learn(task(index))
-    place_of = {}
+    output_of = {}
     for index in range(3):
         for x, y in zip(*task(index).train.batch(torch.arange(40)), strict=True):
-            place_of[tuple(x.tolist())] = int(y) + (0 if head == "shared" else 3 * index)
-    kept = (method.exemplars, method.places) if name == "icarl" else (method.memory.x[:-1], method.memory.labels[:-1])
-    assert [place_of[tuple(x.tolist())] for x in kept[0]] == kept[1].tolist()
-    assert len({place // 3 for place in kept[1].tolist()}) == (1 if head == "shared" else 3)
+            output_of[tuple(x.tolist())] = int(y) + (0 if head == "shared" else 3 * index)
+    kept = (
+        (method.exemplars, method.positions) if name == "icarl" else (method.memory.x[:-1], method.memory.labels[:-1])
+    )
+    assert [output_of[tuple(x.tolist())] for x in kept[0]] == kept[1].tolist()
+    assert len({output // 3 for output in kept[1].tolist()}) == (1 if head == "shared" else 3)
 
 
 @pytest.mark.parametrize("name", ["er", "icarl"])
@@ -74,8 +76,8 @@ def test_what_is_replayed_is_augmented_as_new_examples_are(name):
     first, second = (replace(task(index), train=data, test=data) for index in range(2))
     Trainer(method, 0, TrainSettings(10)).learn(first)
     next(iter(method.phases(second)))
-    seen, run = [], method.network.run
-    method.network.run = lambda x, **options: seen.append(x) or run(x, **options)
+    seen = []
+    method.network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     new = batch_of(data)
     new.x = torch.zeros(40, 1, 2, 3)
     method.loss(new)

@@ -7,8 +7,8 @@ from tests.methods.isolated import config, every_head, layers
 
 from exssnet.core import reference
 from exssnet.core.layout import Layer, Layout
-from exssnet.experiments.run import prepare
-from exssnet.methods.shared.mask_subnetworks import largest_free
+from exssnet.experiments.prepare import prepare
+from exssnet.methods.masks._subnetworks import largest_free
 from exssnet.train import Trainer, accuracy
 
 
@@ -23,8 +23,8 @@ def test_the_largest_magnitudes_of_each_layer_are_kept_among_the_free(data):
     keep = tuple(data.draw(st.integers(1, size)) for size in sizes)
     kept = largest_free(weights, free, layout, keep)
     for size, start, count in zip(sizes, ends, keep, strict=False):
-        places = [i for i in range(start, start + size) if free[i]]
-        wanted = sorted(places, key=lambda i: (-abs(float(weights[i])), i))[:count]
+        indices = [i for i in range(start, start + size) if free[i]]
+        wanted = sorted(indices, key=lambda i: (-abs(float(weights[i])), i))[:count]
         assert sorted(wanted) == [i for i in range(start, start + size) if kept[i]]
 
 
@@ -39,7 +39,7 @@ def test_packnet_prunes_the_smallest_of_what_the_task_trained():
     with torch.no_grad():
         values.copy_(torch.randn(len(values), generator=torch.Generator().manual_seed(0)))
     (left,) = next(phases).parameters
-    mask = method.subnetwork.mask()
+    mask, effective = method.subnetwork.mask(), lambda: network.layout.vector(method.subnetwork.weights())
     trained = network.weights.clone()
     trained[~used] = values.detach()
     pieces = (network.layout.slices(vector) for vector in (mask, used, trained))
@@ -49,12 +49,11 @@ def test_packnet_prunes_the_smallest_of_what_the_task_trained():
         assert len(kept) == count
         assert kept.min() >= pruned.max()
     assert torch.equal(left, trained[mask & ~used])  # it goes on from what the first phase left
-    effective = method.subnetwork.arranged()
     wanted = torch.where(mask, trained, 0)  # with what earlier tasks use, and without what was pruned
-    assert torch.equal(effective, wanted)
+    assert torch.equal(effective(), wanted)
     with torch.no_grad():
         left += 1
-    assert torch.equal(method.subnetwork.arranged(), wanted + (mask & ~used))
+    assert torch.equal(effective(), wanted + (mask & ~used))
     assert next(phases, None) is None
     method.end_task(stream[1])
     assert torch.equal(network.weights, torch.where(mask & ~used, trained + 1, network.weights))

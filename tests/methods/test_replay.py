@@ -32,6 +32,7 @@ def test_agem_projects_at_right_angles_and_never_raises_the_old_loss_to_first_or
 
 
 def test_agem_uses_the_gradient_of_what_it_remembers():
+    torch.manual_seed(0)
     method = made("agem", head="shared", buffer=20, module=normed(3))
     Trainer(method, 0, TrainSettings(10)).learn(task(0))
     new, weights = batch_of(examples(seed=0)), method.network.weights
@@ -40,7 +41,7 @@ def test_agem_uses_the_gradient_of_what_it_remembers():
     method.loss(new).backward()
     plain, state = weights.grad.clone(), new.generator.get_state()
     old = method.memory.draw(len(new), new.data, new.generator)
-    (reference,) = torch.autograd.grad(method.old_loss(method.network.run(old.x, training=True), old.labels), [weights])
+    (reference,) = torch.autograd.grad(method.old_loss(method.outputs(old.x), old.labels), [weights])
     assert not torch.equal(projected(plain, reference), plain)  # they are at odds here
     new.generator.set_state(state)
     method.after_backward()
@@ -61,7 +62,7 @@ def replaying(name, **changes):
     method = made(name, buffer=40, module=normed(9), **changes)  # old examples have statistics of their own batch
     next(iter(method.phases(task(0))))
     first = examples(seed=0)
-    method.loss(batch_of(first))  # the memory has place for all of them, in their order
+    method.loss(batch_of(first))  # the memory has room for all of them, in their order
     method.tasks = ["task1"]
     with torch.no_grad():
         method.network.weights += 0.1
@@ -77,9 +78,9 @@ def test_er_learns_new_and_old_examples_alike():
     state = new.generator.get_state()
     loss = method.loss(new)
     new.generator.set_state(state)
-    (place,) = drawn(new)
-    now = method.network.run(first.batch(place)[0], training=True)
-    expected = method.new_loss(new) + nn.functional.cross_entropy(now[:, :3], first.labels[place])
+    (index,) = drawn(new)
+    now = method.outputs(first.batch(index)[0])
+    expected = method.new_loss(new) + nn.functional.cross_entropy(now[:, :3], first.labels[index])
     assert torch.allclose(loss, expected)
 
 
@@ -89,7 +90,7 @@ def test_derpp_learns_the_labels_of_other_old_examples_too():
     loss = method.loss(new)
     new.generator.set_state(state)
     labelled, held = drawn(new, 2)
-    outputs = [method.network.run(first.batch(place)[0], training=True) for place in (labelled, held)]
+    outputs = [method.outputs(first.batch(index)[0]) for index in (labelled, held)]
     expected = method.new_loss(new) + 0.4 * nn.functional.cross_entropy(outputs[0], first.labels[labelled])
     expected = expected + 0.7 * (outputs[1] - stored[held]).square().mean()
     assert torch.allclose(loss, expected)
@@ -124,8 +125,8 @@ def test_der_holds_the_outputs_it_stored():
     first = examples(seed=0)
     next(iter(method.phases(task(0))))
     method.loss(batch_of(first))
-    stored = method.network.run(first.batch(torch.arange(40))[0], training=True).detach()
-    assert torch.equal(method.memory.targets[:40], stored)  # the memory has place for all of them, in their order
+    stored = method.outputs(first.batch(torch.arange(40))[0]).detach()
+    assert torch.equal(method.memory.targets[:40], stored)  # the memory has room for all of them, in their order
 
     method.tasks = ["task1"]
     with torch.no_grad():
@@ -134,9 +135,9 @@ def test_der_holds_the_outputs_it_stored():
     state = new.generator.get_state()
     loss = method.loss(new)
     new.generator.set_state(state)
-    place = (torch.rand(40, dtype=torch.float64, generator=new.generator) * 40).long()  # what the step has drawn
-    now = method.network.run(first.batch(place)[0], training=True)
-    expected = method.new_loss(new) + 0.7 * (now - stored[place]).square().mean()
+    index = (torch.rand(40, dtype=torch.float64, generator=new.generator) * 40).long()  # what the step has drawn
+    now = method.outputs(first.batch(index)[0])
+    expected = method.new_loss(new) + 0.7 * (now - stored[index]).square().mean()
     assert torch.allclose(loss, expected)
 
 
@@ -194,13 +195,13 @@ def test_icarl_answers_with_the_nearest_mean():
     assert method.logits(x, "task2").argmax(1).tolist() == [1, 0, 0, 1]
 
 
-def test_icarl_shares_its_places_among_all_classes():
+def test_icarl_shares_its_memory_among_all_classes():
     method = made("icarl", buffer=20)
     for index in range(3):
         Trainer(method, 0, TrainSettings(10)).learn(task(index))
         each = 20 // (3 * (index + 1))
-        assert method.places.bincount().tolist() == [each] * 3 * (index + 1)
-        assert len(method.exemplars) == len(method.places)
+        assert method.positions.bincount().tolist() == [each] * 3 * (index + 1)
+        assert len(method.exemplars) == len(method.positions)
 
 
 def test_icarl_keeps_the_first_of_the_herding_order_and_the_means_of_what_it_keeps():
@@ -213,14 +214,14 @@ def test_icarl_keeps_the_first_of_the_herding_order_and_the_means_of_what_it_kee
         return hidden / hidden.norm(dim=1, keepdim=True)
 
     trainer.learn(task(0))
-    first, places = method.exemplars.clone(), method.places.clone()
+    first, positions = method.exemplars.clone(), method.positions.clone()
     x, y = task(0).train.batch(torch.arange(40))
     for label in range(3):  # those of a class are in the order in which they were herded
-        assert torch.equal(first[places == label], x[y == label][herded(features(x[y == label]), 6)])
+        assert torch.equal(first[positions == label], x[y == label][herded(features(x[y == label]), 6)])
     trainer.learn(task(1))
     for label in range(3):
-        kept = first[places == label][:3]
-        assert torch.equal(method.exemplars[method.places == label], kept)
+        kept = first[positions == label][:3]
+        assert torch.equal(method.exemplars[method.positions == label], kept)
         mean = features(kept).mean(0)  # under the network as it is now
         assert torch.allclose(method.means[label], mean / mean.norm(), atol=1e-6)
 
@@ -236,7 +237,7 @@ def test_nothing_is_replayed_while_the_first_task_is_learned(name, head):
         new = batch_of(data, data.labels.nonzero().view(-1)[:20], seed)
         method.network.weights.grad = None
         loss = method.loss(new)
-        outputs = method.network.run(new.x, training=True)
+        outputs = method.outputs(new.x)
         seen = outputs if head == "masked-test" else outputs[:, :3]
         expected = nn.functional.cross_entropy(seen, new.y)
         assert torch.allclose(loss, expected)

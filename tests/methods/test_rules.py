@@ -30,8 +30,8 @@ def test_the_loss_of_old_examples_is_the_loss_they_were_trained_with(head):
     data = examples(seed=1)
     new = method.new_loss(batch_of(data))
     labels = data.labels + method.own.start
-    assert method.old_loss(method.network.run(data.batch(torch.arange(40))[0], training=True), labels) == new
-    outputs = method.network.run(data.batch(torch.arange(40))[0], training=True)
+    assert method.old_loss(method.outputs(data.batch(torch.arange(40))[0]), labels) == new
+    outputs = method.outputs(data.batch(torch.arange(40))[0])
     seen = outputs if head == "masked-test" else outputs[:, method.own]
     expected = nn.functional.cross_entropy(seen, labels if head == "masked-test" else data.labels)
     assert torch.allclose(new, expected)
@@ -106,7 +106,7 @@ def test_ewcs_fisher_is_that_of_a_loop_over_single_examples():
         expected = torch.zeros_like(method.fisher)
         for index in range(12):
             x, y = data.batch(torch.tensor([index]))
-            loss = nn.functional.cross_entropy(method.network.run(x, training=False)[:, trained], y)
+            loss = nn.functional.cross_entropy(method.network(x, training=False)[:, trained], y)
             (gradient,) = torch.autograd.grad(loss, [method.network.weights])
             expected += gradient.square() / 12
         assert torch.allclose(method.information(data), expected, rtol=1e-4, atol=1e-9)
@@ -152,7 +152,7 @@ def test_sis_path_integral_is_what_the_task_s_loss_lost_whatever_the_penalty_did
     with torch.no_grad():  # far from the anchor, so that the penalty pulls
         method.network.weights += torch.randn(size, generator=torch.Generator().manual_seed(0))
     moved = method.network.weights.detach().clone()
-    method.place.copy_(moved)
+    method.last.copy_(moved)
     lost = on_a_quadratic(method, torch.linspace(2, 0.5, size))
     pulled = method.network.weights.detach() - moved * torch.exp(-0.8 * torch.linspace(2, 0.5, size))
     assert pulled.abs().max() > 0.1  # without a penalty a weight goes to w·exp(−a·rate·steps)
@@ -217,7 +217,7 @@ def test_multitask_trains_and_counts_each_example_among_the_outputs_of_its_task(
     method = made("multitask", classes=(3, 2), head=head)
     new = batch_of(method.together([task(0), task(1, classes=2, count=30)]).train)
     loss = method.loss(new)
-    outputs = method.network.run(new.x, training=True).detach()
+    outputs = method.outputs(new.x).detach()
     groups = {"task": [(0, 3)] * 40 + [(3, 5)] * 30, "masked-test": [(0, 5)] * 70, "shared": [(0, 3)] * 70}[head]
     losses, answers = [], []
     for row, (a, b) in enumerate(groups):

@@ -5,6 +5,7 @@ import torch
 from tests.methods.small import made, normed, task
 
 from exssnet.methods import methods, parse
+from exssnet.methods.base import JointMethod
 from exssnet.methods.masks.supsup import MaskSettings
 from exssnet.train import Trainer, TrainSettings
 
@@ -14,24 +15,24 @@ STATISTICS = 2 * HIDDEN * 32  # mean and variance of a norm layer
 
 def learned(method):
     tasks = [task(index) for index in range(TASKS)]
-    for one in [method.together(tasks)] if method.joint else tasks:
+    for one in [method.together(tasks)] if isinstance(method, JointMethod) else tasks:
         Trainer(method, 0, TrainSettings(10)).learn(one)
     return method
 
 
-BESIDE = {  # the network itself: numbers for each weight, and for each place in the memory
+STORED = {  # the network itself: numbers for each weight, and for each position in the memory
     "naive": (0, None), "multitask": (0, None), "lwf": (0, None), "ewc-online": (1, None), "si": (1, None),
     "er": (0, 0), "agem": (0, 0), "der": (0, 6), "der++": (0, 6),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", STORED)
 def test_a_dense_method_keeps_its_network_its_norm_statistics_and_what_the_rule_needs(name):
-    remembers = {} if BESIDE[name][1] is None else {"buffer": BUFFER}
+    remembers = {} if STORED[name][1] is None else {"buffer": BUFFER}
     outputs = 3 * TASKS
     method = learned(made(name, classes=(3,) * TASKS, module=normed(outputs), **remembers))
     weights = 6 * HIDDEN + HIDDEN + 2 * HIDDEN + HIDDEN * outputs + outputs
-    of_weights, of_places = BESIDE[name]
+    of_weights, of_places = STORED[name]
     expected = {
         "weight_bits": 32 * weights,
         "private_bits": STATISTICS + 64,  # and the counter of its batches
@@ -58,7 +59,7 @@ def test_individual_networks_are_kept_whole():
 @pytest.mark.parametrize("name", ["supsup", "exssnet", "ssnet", "packnet", "piggyback", "wsn"])
 def test_a_method_with_masks_keeps_a_bit_per_weight_and_task_and_each_task_s_statistics(name, head):
     kind = parse(name)[0]
-    short = {"mask_epochs": 2, "weight_epochs": 2} if kind.settings_type is MaskSettings else {"epochs": 2}
+    short = {"mask_epochs": 2, "weight_epochs": 2} if issubclass(kind.settings_type, MaskSettings) else {"epochs": 2}
     options = {} if name == "piggyback" else {"density": 0.3}
     method = kind(normed(3), kind.settings_type(**short, **options), 0, head)
     start = method.network.weights.clone()
@@ -96,5 +97,5 @@ def test_the_paper_s_estimate_counts_no_trained_weight_twice(name, density, trai
 
 def test_every_method_is_counted_in_one_of_these_tests():
     elsewhere = {"hat", "cgate"}  # tests/methods/test_gates.py
-    here = {*BESIDE, "icarl", "individual", "supsup", "exssnet", "ssnet", "packnet", "piggyback", "wsn"}
+    here = {*STORED, "icarl", "individual", "supsup", "exssnet", "ssnet", "packnet", "piggyback", "wsn"}
     assert here | elsewhere == methods().keys()

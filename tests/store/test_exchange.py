@@ -180,7 +180,7 @@ def test_tasks_of_two_directories_live_in_one(tmp_path: Path):
     digests = {task.name: task.digest for task in (*here.tasks, *there.tasks)}
     for name in ("there1", "there0"):
         here.import_task(there, name)
-    assert here.model.network.task("there1").apart is not None
+    assert here.model.network.task("there1").override is not None
     for model in (here, Model.open(tmp_path / "here")):
         assert same(logits(model), wanted)
         assert {task.name: task.digest for task in model.tasks} == digests

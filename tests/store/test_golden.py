@@ -55,7 +55,7 @@ def test_the_golden_directories_hold_every_part_of_the_format():
     assert built_in.manifest.base_file is None
     assert own.manifest.base_file is not None
     assert any(entry.predictor for entry in own.manifest.tasks)
-    assert any(learned.apart is not None for learned in built_in.model.network.tasks.values())
+    assert any(learned.override is not None for learned in built_in.model.network.tasks.values())
     assert Folder(GOLDEN / "own").note((GOLDEN / "own" / "manifest.json").read_bytes()) is not None
     assert built_in.manifest.before is not None
 

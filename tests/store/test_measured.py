@@ -207,7 +207,7 @@ def test_a_threshold_can_be_chosen_and_has_to_be_a_probability(apart: StoredMode
     for wrong in (1.5, -0.1, float("nan")):
         with pytest.raises(InputError, match="give a probability from 0 to 1"):
             apart.predict(x, task="auto", threshold=wrong)
-    with pytest.raises(InputError, match="routing was not measured: .* the rule 'confident'"):
+    with pytest.raises(InputError, match=r"routing was not measured: .* the rule 'confident'"):
         apart.predict(x, task="auto", rule="one-shot", threshold=0.5)
     free = apart.predict(x, task="auto", rule="one-shot")
     assert free.routing is None

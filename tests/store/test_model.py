@@ -17,6 +17,7 @@ from exssnet import DataError, InputError, Model, StoreError
 from exssnet.store.directory import Folder
 from exssnet.store.plan import running_low
 from exssnet.store.stored_model import StoredModel
+from exssnet.store.writer import writing
 
 DIGITS = load_digits()
 
@@ -189,7 +190,7 @@ def test_a_name_that_would_be_hard_to_type_or_show_is_refused(tmp_path: Path, na
 def test_a_directory_that_another_writer_holds_is_not_changed(tmp_path: Path):
     model = create(tmp_path / "model")
     learn(model, "a", 1)
-    with Folder(tmp_path / "model").writing():
+    with writing(Folder(tmp_path / "model")):
         for change in (
             lambda: learn(model, "b", 2), lambda: model.rename("a", "b"), lambda: model.remove("a"), model.rollback,
         ):  # fmt: skip

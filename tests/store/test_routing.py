@@ -8,7 +8,7 @@ import torch
 from tests.store.small import create, examples
 
 from exssnet import Model
-from exssnet.core.routing import RULES, route
+from exssnet.core.routing.rules import RULES, route
 from exssnet.store.stored_model import StoredModel
 
 QUICK = {"epochs": (6, 6), "batch_size": 16}

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from exssnet.core.engine import at_once
 from exssnet.data.tensors import Shared, TensorData, TensorSplit
 from exssnet.data.transforms import HorizontalFlip, Normalize, RandomCrop
-from exssnet.engine.execution import at_once
 from exssnet.train.evaluate import accuracy
 
 

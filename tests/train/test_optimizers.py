@@ -47,7 +47,7 @@ def test_an_optimizer_of_the_users_own_takes_no_decay():
 
 
 def plateau(optimizer):
-    """What the published code had beside the cosine."""
+    """What the published code had next to the cosine."""
     waits = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min")
     accuracies = iter(range(1, 1000))
     return lambda: waits.step(next(accuracies))

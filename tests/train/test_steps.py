@@ -5,15 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.core.networks import mlp, task
 
-from exssnet.engine.cuda import second_stream as side
-from exssnet.methods import parse
-from exssnet.methods.base import Phase
-from exssnet.methods.masks.supsup import MaskSettings
-from exssnet.train import steps as steps_module
-from exssnet.train.optimizers import optimizer_factory
-from exssnet.train.steps import STRETCH, GraphSteps
+from exssnet.engine.cuda import streams
+from exssnet.engine.cuda.capture import AHEAD, CapturedLoop
 
 
 class Gpu:
@@ -42,22 +36,31 @@ class Mark:
         self.gpu.made = max(self.gpu.made, self.at)
 
 
-@pytest.mark.parametrize("count", [1, STRETCH - 1, STRETCH, STRETCH + 1, 2 * STRETCH, 5 * STRETCH + 3])
+class Captured:
+    """A step of one example whose graph is there already."""
+
+    def __init__(self, count):
+        self.sizes, self.name, self.examples, self.capturable = [1] * count, "step", count, True
+        self.generator, self.total = torch.Generator(), torch.zeros(2)
+
+    def moving(self):
+        return [self.total]
+
+    def optimizer_state(self):
+        return []
+
+
+@pytest.mark.parametrize("count", [1, AHEAD - 1, AHEAD, AHEAD + 1, 2 * AHEAD, 5 * AHEAD + 3])
 def test_steps_are_launched_a_little_ahead_of_the_gpu_and_progress_is_the_gpus(count, monkeypatch):
     gpu, heard = Gpu(), []
-    monkeypatch.setattr(steps_module.torch.cuda, "Event", gpu.event)
-    method = parse("supsup")[0](mlp(), MaskSettings(density=0.2), 0)
-    data = task(0).train
-    parameter = torch.zeros(1, requires_grad=True)
-    phase = Phase("mask", [parameter], 1, 0.1)
-    steps = GraphSteps(method, data, phase, optimizer_factory("adam")([parameter], 0.1), 1)
-    steps.sizes = [1] * count
-    steps._graphs = {1: gpu}
-    steps._run(torch.arange(len(data)), lambda share: heard.append((share, gpu.made)))
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    loop = CapturedLoop(Captured(count), torch.device("cpu"), count, set())
+    loop._graphs = {1: gpu}
+    loop.epoch(torch.arange(count), lambda share: heard.append((share, gpu.made)))
     assert gpu.launched == gpu.made == count
-    assert gpu.most_ahead <= 2 * STRETCH
+    assert gpu.most_ahead <= 2 * AHEAD
     assert heard == [(made / count, made) for _, made in heard]  # of what was made, and no more
-    assert [made for _, made in heard] == [*range(STRETCH, count, STRETCH), count]
+    assert [made for _, made in heard] == [*range(AHEAD, count, AHEAD), count]
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -67,7 +70,7 @@ def test_while_a_step_is_captured_the_garbage_collector_waits(collecting, monkey
     seen = []
 
     def fails():
-        with side.capture(None, None):
+        with streams.capture(None, None):
             seen.append(gc.isenabled())
             raise ValueError("in a step")
 

@@ -34,7 +34,7 @@ def of_runs(configs: Sequence[RunConfig], quiet: bool) -> Iterator[list[Listener
         listeners: list[Listener] = []
         for config in configs:
             kind, _ = parse(config.method)
-            per_task = kind.planned_epochs(kind.settings_type(**config.settings))
+            per_task = kind.settings_type(**config.settings).epochs_per_task
             name = f"{config.method} seed {config.seed}"
             listeners.append(Epochs(display(name), per_task, config.tasks))
         yield listeners

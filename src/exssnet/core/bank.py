@@ -15,7 +15,7 @@ from exssnet.errors import InputError
 
 
 @cache
-def _places(device: torch.device) -> Tensor:
+def _bits_of_a_byte(device: torch.device) -> Tensor:
     """The bits of a byte, the lowest first."""
     return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device)
 
@@ -23,12 +23,12 @@ def _places(device: torch.device) -> Tensor:
 def pack(mask: Tensor) -> Tensor:
     """Bits of a bool vector, eight to a byte (uint8), the first bit lowest; padded with zeros."""
     bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
-    return (bits * _places(mask.device)).sum(1, dtype=torch.uint8)
+    return (bits * _bits_of_a_byte(mask.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
     """The bool vector of the given length that `pack` packed, or several, one in a row."""
-    return (packed[..., None] & _places(packed.device)).bool().flatten(-2)[..., :size]
+    return (packed[..., None] & _bits_of_a_byte(packed.device)).bool().flatten(-2)[..., :size]
 
 
 class Bank:
@@ -49,7 +49,7 @@ class Bank:
         self.used |= mask
 
     def remove(self, index: int) -> None:
-        self.load([packed for place, packed in enumerate(self._packed) if place != index])
+        self.load([packed for position, packed in enumerate(self._packed) if position != index])
 
     def mask(self, index: int) -> Tensor:
         return unpack(self._packed[index], self.size)

@@ -37,7 +37,7 @@ def hashed_signs(layout: Layout, seed: int) -> Tensor:
 
 
 def fresh_scores(layout: Layout, seed: int, task: str) -> Tensor:
-    """s uniform in ±1/√fan_in (Kaiming uniform with a = √5), anew for each task."""
+    """s uniform in ±1/√fan_in (Kaiming uniform with a = √5), drawn for each task."""
     draw = randomness.generator(seed, "scores", task)
     scores = torch.empty(layout.size, dtype=torch.float32)  # whatever the default is: a start is the same everywhere
     for layer, part in zip(layout.layers, layout.slices(scores), strict=True):
@@ -52,3 +52,6 @@ def fresh_head(like: Tensor, classes: int, fan_in: int, seed: int, task: str, na
     draw = randomness.generator(seed, "head", task, name)
     bound = 1 / math.sqrt(fan_in)
     return nn.init.uniform_(torch.empty(shape, dtype=torch.float32), -bound, bound, generator=draw).to(like.dtype)
+
+
+DRAWN = {"signed": signed_constant, "hashed": hashed_signs}  # ways to draw a network's first weights

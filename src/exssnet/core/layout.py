@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """A masked weight tensor of the module and its place in the flat vector."""
+    """A masked weight tensor of the module and its position in the flat vector."""
 
     name: str
     shape: tuple[int, ...]

@@ -107,7 +107,7 @@ def _runs_as_convolution(module: nn.Module, parameter: Tensor) -> bool:
 
 
 def _is_plain_convolution(layer: nn.Module) -> bool:
-    """A 2-D convolution without groups: its order of memory may be chosen, and its channels filled up."""
+    """A 2-D convolution without groups: its memory format may be chosen, and its channels padded."""
     return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
@@ -156,7 +156,7 @@ def head_layer_of(module: nn.Module, wanted: str | None = None) -> str:
     if wanted is not None:
         if wanted not in layers:
             raise InputError(
-                f"head_layer '{wanted}' is no Linear or convolution layer: choose from {', '.join(layers)}"
+                f"head_layer '{wanted}' is not a Linear or convolution layer: choose from {', '.join(layers)}"
             )
         return wanted
     if not layers:

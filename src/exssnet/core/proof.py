@@ -1,16 +1,22 @@
-"""Digests: the evidence that a task is still what it was when it was learned, bit for bit."""
+"""The evidence that a task is what it was when it was learned, bit for bit: digests, and when they are checked."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from exssnet.core.selection import keep_only
 from exssnet.errors import ForgettingError
 
+if TYPE_CHECKING:
+    from exssnet.core.network import LearnedTask, MaskedNetwork
+
+ALL_TASKS = "(shared by all tasks)"
 STORED_CHECKS = 32  # earlier tasks whose stored bits and private tensors are checked again after each task
 
 
@@ -31,6 +37,11 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     """One SHA-256 for a set of named tensor digests, whatever their order."""
     text = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+    """The names of what has another digest."""
+    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
 
 @dataclass(frozen=True)
@@ -54,20 +65,80 @@ class Verification:
             )
 
 
-class Turns:
-    """Whose stored parts are checked after a task is learned: those first that have waited longest."""
+class Proof:
+    """Takes the digests of a network's tasks, and checks them.
 
-    def __init__(self) -> None:
-        self._waiting: list[str] = []
+    Earlier tasks' masks lie inside the used set, so after a new task one digest of the used weights covers them all,
+    however many there are. What is stored for a task alone, its bits and private tensors, no training touches: those
+    of some tasks are checked each time, by rotation, and all by `verify`.
+    """
 
-    def take(self, tasks: Mapping[str, object]) -> list[str]:
-        """Of these tasks those to check now: some in turn, and all that were never checked, as after a load."""
-        known = [task for task in self._waiting if task in tasks]
+    def __init__(self, network: MaskedNetwork) -> None:
+        self._network = network
+        self._queue: list[str] = []  # tasks whose stored parts have been checked, the one that waits longest first
+        self._used = ""  # digest of the used weights
+        self.seal()
+
+    def seal(self) -> None:
+        """From now on what all tasks share has to stay as it is."""
+        self._shared = self._digests_of_shared()
+
+    def take(self, learned: LearnedTask) -> None:
+        """Take a new task's digests; it is the last in the network."""
+        learned.digests = self._digests_of(learned)
+        learned.kept = self.stored_digest(learned)
+        self.accept()
+
+    def accept(self) -> None:
+        """From now on the used weights have to stay as they are."""
+        net = self._network
+        self._used = combined_digest(digests_of(net.layout.tensors(keep_only(net.weights, net.bank.used))))
+
+    def restart(self) -> None:
+        """Check the stored parts of all tasks next time, as after a load."""
+        self._queue = []
+        self.accept()
+
+    def check_earlier(self) -> None:
+        """Raise if an earlier task changed; called with a new task's weights in place and not yet its mask."""
+        net = self._network
+        if not net.tasks:
+            return
+        before = self._used
+        self.accept()
+        stored = all(self.stored_digest(net.tasks[name]) == net.tasks[name].kept for name in self._next())
+        if not (stored and self._used == before and self._digests_of_shared() == self._shared):
+            self.verify().require()
+            raise ForgettingError("weights used by earlier tasks changed, though no task's digest differs")
+
+    def verify(self) -> Verification:
+        """Recompute every task's digests, and those of what all tasks share, from the tensors as they are now."""
+        net = self._network
+        changed = [(ALL_TASKS, name) for name in differing(self._digests_of_shared(), self._shared)]
+        found = {}
+        for name, learned in list(net.tasks.items()):
+            with net.lock:  # for one task at a time: other threads predict meanwhile
+                if net.tasks.get(name) is learned:
+                    found[name] = learned.digest
+                    changed += [(name, tensor) for tensor in differing(self._digests_of(learned), learned.digests)]
+        return Verification(found, tuple(changed))
+
+    def stored_digest(self, learned: LearnedTask) -> str:
+        """Of what is stored for a task alone: its mask, private tensors and overridden weights."""
+        own = [learned.private[name] for name in sorted(learned.private)]  # a checkpoint has them in another order
+        stored = [self._network.bank.packed(self._network.position(learned.name)), *own, *(learned.override or ())]
+        return tensor_digest(torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in stored]))
+
+    def _next(self) -> list[str]:
+        """The tasks to check now: those that wait longest, and all that were never checked."""
+        tasks = self._network.tasks
+        known = [task for task in self._queue if task in tasks]
         taken = known[:STORED_CHECKS] + [task for task in tasks if task not in set(known)]
-        self._waiting = known[STORED_CHECKS:] + taken
+        self._queue = known[STORED_CHECKS:] + taken
         return taken
 
+    def _digests_of(self, learned: LearnedTask) -> dict[str, str]:
+        return digests_of(self._network.effective(learned.name) | learned.private)
 
-def differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """The names of what has another digest."""
-    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+    def _digests_of_shared(self) -> dict[str, str]:
+        return digests_of(self._network.frozen | self._network.buffers)

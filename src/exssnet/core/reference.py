@@ -1,7 +1,7 @@
 """The paper in the plainest PyTorch there is: the oracle that every fast path is tested against.
 
 One tensor per layer, lists of layers, lists of tasks; no code shared with the rest of the package. Read it
-beside the paper: initialisation, phase 1, phase 2, overlap, KKT, metrics.
+next to the paper: initialisation, phase 1, phase 2, overlap, KKT, metrics.
 """
 
 import math
@@ -152,7 +152,7 @@ def lender(accuracies: Sequence[float], classes: int) -> int | None:
 def scores_from_mask(fresh: Tensor, lender_mask: Tensor) -> Tensor:
     """Fresh scores whose largest |s| are moved to the lender's bits.
 
-    Each place keeps its sign; the places inside the bits keep their order by |s|, and so do those outside.
+    Each position keeps its sign; those inside the bits keep their order by |s|, and so do those outside.
     """
     bits = lender_mask.flatten()
     order = fresh.abs().flatten().argsort(descending=True, stable=True)

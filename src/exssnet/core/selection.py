@@ -5,20 +5,13 @@ from __future__ import annotations
 from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exssnet.core.layout import Layout
-from exssnet.engine.kernels import has_kernels
 from exssnet.errors import InputError
-
-if TYPE_CHECKING:
-    from exssnet.engine.cpu.selection_cpu import CpuSelector
-    from exssnet.engine.cuda.selection_triton import TritonSelector
-    from exssnet.engine.memory_format import Arrangement
 
 
 def keep_counts(layout: Layout, density: float) -> tuple[int, ...]:
@@ -48,22 +41,26 @@ def select(scores: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:
 
 
 def _largest(magnitude: Tensor, count: int) -> Tensor:
-    if magnitude.is_cuda:  # without a look at the values, so that the step can be captured
-        return first_of_equals(magnitude, magnitude.topk(count, sorted=False).values.min(), count)
-    # numpy's partial sort is twice as fast as torch's kthvalue
-    place = len(magnitude) - count
-    threshold = float(np.partition(magnitude.numpy(), place)[place])
-    mask = magnitude >= threshold
-    if int(mask.count_nonzero()) != count:
-        mask = first_of_equals(magnitude, torch.tensor(threshold, dtype=magnitude.dtype), count)
-    return mask
+    threshold = magnitude.topk(count, sorted=False).values.min()
+    return first_of_equals(magnitude, threshold, count)
 
 
 def first_of_equals(magnitude: Tensor, threshold: Tensor, count: int) -> Tensor:
-    """The mask of the largest, where of those equal to the threshold only the first may fit in."""
+    """The mask of the `count` largest, where of those equal to the threshold only the first may fit in."""
     above = magnitude > threshold
     equal = magnitude == threshold
     return above | (equal & (equal.cumsum(0) <= count - above.sum()))
+
+
+def keep_only(weights: Tensor, mask: Tensor) -> Tensor:
+    """w ⊙ m with plain zeros outside the mask: a product leaves −0.0 there, which a digest would tell apart."""
+    return torch.where(mask, weights, torch.zeros((), dtype=weights.dtype, device=weights.device))
+
+
+def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:
+    """The effective weights under the scores' mask, differentiable in the scores."""
+    effective: Tensor = _StraightThrough.apply(scores, weights, select(scores, layout, keep))  # type: ignore[no-untyped-call]
+    return effective
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -78,37 +75,3 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         scores, weights = ctx.saved_tensors
         return gradients[0] * weights * scores.sign(), None, None
-
-
-def keep_only(weights: Tensor, mask: Tensor) -> Tensor:
-    """w ⊙ m with plain zeros outside the mask: a product leaves −0.0 there, which a digest would tell apart."""
-    return torch.where(mask, weights, torch.zeros((), dtype=weights.dtype, device=weights.device))
-
-
-def masked_weights(scores: Tensor, weights: Tensor, layout: Layout, keep: tuple[int, ...]) -> Tensor:
-    """The effective weights under the scores' mask, differentiable in the scores."""
-    effective: Tensor = _StraightThrough.apply(scores, weights, select(scores, layout, keep))  # type: ignore[no-untyped-call]
-    return effective
-
-
-def step_selector(
-    arrangement: Arrangement, keep: tuple[int, ...], weights: Tensor
-) -> CpuSelector | TritonSelector | None:
-    """What selects fast in step after step for such weights; None where there is nothing of the kind."""
-    if not weights.is_cuda:
-        return _cpu_selector(arrangement, keep)
-    if not has_kernels(weights, torch.float32):
-        return None
-    from exssnet.engine.cuda.selection_triton import TritonSelector
-
-    return TritonSelector(arrangement.layout, keep, arrangement.places, arrangement.size)
-
-
-def _cpu_selector(arrangement: Arrangement, keep: tuple[int, ...]) -> CpuSelector:
-    from exssnet.engine.cpu.selection_cpu import BandSelector
-
-    try:
-        from exssnet.engine.cpu.selection_numba import CompiledSelector
-    except ImportError:  # no numba, or one that does not fit this numpy
-        return BandSelector(arrangement, keep)
-    return CompiledSelector(arrangement, keep)

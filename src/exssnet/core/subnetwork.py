@@ -7,22 +7,15 @@ others are not parameters, so no optimizer, momentum or weight decay can reach t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from exssnet.core import init as initialise
+from exssnet.core.engine import Weights
+from exssnet.core.init import fresh_scores
 from exssnet.core.network import LearnedTask, MaskedNetwork
-from exssnet.core.selection import keep_only, masked_weights, select, step_selector
-from exssnet.engine.cpu.selection_cpu import CpuSelector
-from exssnet.engine.kernels import has_kernels
+from exssnet.core.selection import keep_only, select
 from exssnet.errors import InputError
-
-if TYPE_CHECKING:
-    from exssnet.engine.cpu.values_numba import LearnedWeights
-    from exssnet.engine.cuda.values_triton import LearnedOnGpu
 
 
 class Subnetwork(ABC):
@@ -30,11 +23,11 @@ class Subnetwork(ABC):
 
     def __init__(self, network: MaskedNetwork, task: str, classes: int, own: dict[str, Tensor]) -> None:
         self.network, self.task, self.classes, self.own = network, task, classes, own
-        self._arrangement = network.arrangement  # what the subclasses' tensors are made for
+        self._runner = network.runner
 
     @abstractmethod
-    def arranged(self) -> Tensor:
-        """The shared weights as this subnetwork sees them, arranged to run; differentiable in the parameters.
+    def weights(self) -> Weights:
+        """The shared weights as this subnetwork sees them, by layer; differentiable in the parameters.
 
         Good until the next call, which may write to the same memory.
         """
@@ -44,23 +37,19 @@ class Subnetwork(ABC):
         """The bits (bool vector)."""
 
     @abstractmethod
-    def _learned(self) -> Tensor: ...
+    def _learned(self) -> list[Tensor]: ...
 
     def parameters(self) -> list[Tensor]:
-        return [self._learned(), *(t for t in self.own.values() if t.requires_grad)]
+        return [p for p in (*self._learned(), *self.own.values()) if p.requires_grad and p.numel()]
 
     def buffers(self) -> dict[str, Tensor]:
         """The own tensors that move without a gradient: norm statistics."""
         return {name: tensor for name, tensor in self.own.items() if not tensor.requires_grad}
 
     def logits(self, x: Tensor, *, training: bool) -> Tensor:
-        if self.network.arrangement is not self._arrangement:
+        if self.network.runner is not self._runner:
             raise InputError("the network was told to compute another way while a task was being learned")
-        return self.network.run(self.layers(), self.own, self.classes, x, training=training)
-
-    def layers(self) -> dict[str, Tensor]:
-        """The same by layer."""
-        return self.network.layers(self.arranged())
+        return self.network.run(self.weights(), self.own, self.classes, x, training=training)
 
 
 class ScoredSubnetwork(Subnetwork):
@@ -70,30 +59,18 @@ class ScoredSubnetwork(Subnetwork):
         network.check_new(task, classes)
         super().__init__(network, task, classes, network.start_private(task, classes))
         if scores is None:
-            scores = initialise.fresh_scores(network.layout, network.seed, task)
+            scores = fresh_scores(network.layout, network.seed, task)
         self.scores = scores.to(network.weights).clone().requires_grad_()
+        self._select = network.runner.selection(network.keep)
 
-        self._selector = step_selector(network.arrangement, network.keep, network.weights)
-
-    def arranged(self) -> Tensor:
-        net = self.network
-        if isinstance(self._selector, CpuSelector):
-            return net.arrangement(self._selector.masked_weights(self.scores, net.weights))
-        if self._selector is not None:
-            return self._selector.masked_weights(self.scores, net.weights, net.execution.autocast or net.weights.dtype)
-        return net.arrangement(masked_weights(self.scores, net.weights, net.layout, net.keep))
-
-    def layers(self) -> dict[str, Tensor]:
-        net = self.network
-        if isinstance(self._selector, CpuSelector) and net.execution.autocast is None:
-            return self._selector.masked_layers(self.scores, net.weights)
-        return super().layers()
+    def weights(self) -> Weights:
+        return self._select(self.scores, self.network.weights)
 
     def mask(self) -> Tensor:
         return select(self.scores, self.network.layout, self.network.keep)
 
-    def _learned(self) -> Tensor:
-        return self.scores
+    def _learned(self) -> list[Tensor]:
+        return [self.scores]
 
 
 class OwnSubnetwork(Subnetwork):
@@ -106,9 +83,7 @@ class OwnSubnetwork(Subnetwork):
         super().__init__(network, task, classes, own)
         self._mask, self.index = mask, index
         self.values = values.detach().clone().requires_grad_()
-        self._dtype = network.execution.autocast or network.weights.dtype
-        self._fixed = network.arrangement(keep_only(network.weights, mask)).to(self._dtype)
-        self._places = network.arrangement.places[index]
+        self._put = network.runner.trained(keep_only(network.weights, mask), index)
 
     @classmethod
     def dense(cls, network: MaskedNetwork, task: str, classes: int) -> OwnSubnetwork:
@@ -129,50 +104,18 @@ class OwnSubnetwork(Subnetwork):
             self.network, self.task, self.classes, self.own, mask, self.index[chosen], self.values[chosen]
         )
 
-    def weights(self) -> Tensor:
+    def vector(self) -> Tensor:
         """The shared weights with the learned values among them."""
         return self.network.weights.index_put((self.index,), self.values.detach())
 
-    def arranged(self) -> Tensor:
-        if self._on_gpu is not None:
-            return self._on_gpu.vector(self.values)
-        return self._fixed.index_put((self._places,), self.values.to(self._dtype))
-
-    def layers(self) -> dict[str, Tensor]:
-        fast = self._learned_weights
-        return super().layers() if fast is None else fast.by_layer(self.values)
-
-    @cached_property
-    def _on_gpu(self) -> LearnedOnGpu | None:
-        """What puts learned values in their places in the vector in one launch; None where there is no such thing."""
-        if not has_kernels(self.values, torch.float32):
-            return None
-        from exssnet.engine.cuda.values_triton import LearnedOnGpu
-
-        return LearnedOnGpu(self._fixed, self._places)
-
-    @cached_property
-    def _learned_weights(self) -> LearnedWeights | None:
-        """What puts learned values in their places in the layers, on a CPU; None where there is no such thing."""
-        net, index = self.network, self.index
-        if net.weights.device.type != "cpu" or net.arrangement.filled or net.execution.autocast is not None:
-            return None
-        if not bool((index[1:] > index[:-1]).all() and self._mask[index].all()):
-            return None
-        try:
-            from exssnet.engine.cpu.values_numba import LearnedWeights
-        except ImportError:  # no numba, or one that does not fit this numpy
-            return None
-        return LearnedWeights(net.arrangement, self._fixed, self._mask, index)
+    def weights(self) -> Weights:
+        return self._put(self.values)
 
     def mask(self) -> Tensor:
         return self._mask
 
-    def _learned(self) -> Tensor:
-        return self.values
-
-    def parameters(self) -> list[Tensor]:
-        return [parameter for parameter in super().parameters() if parameter.numel()]  # none where all are used
+    def _learned(self) -> list[Tensor]:
+        return [self.values]
 
     def commit(self, *, lender: str | None = None, exclusive: bool = True) -> LearnedTask:
         """Add the task, as it is now, to the network for good."""
@@ -188,7 +131,7 @@ class WeightSubnetwork(OwnSubnetwork):
         network, mask = scored.network, scored.mask()
         counts = [int(piece.count_nonzero()) for piece in network.layout.slices(mask)]
         if counts != list(network.keep):
-            raise InputError(f"the scores of task '{scored.task}' are no numbers any more: lower the learning rate")
+            raise InputError(f"the scores of task '{scored.task}' are not numbers any more: lower the learning rate")
         chosen = torch.zeros_like(mask) if trainable is None else trainable & mask
         index = chosen.nonzero().view(-1)
         super().__init__(network, scored.task, scored.classes, scored.own, mask, index, network.weights[index])

@@ -1,78 +1,50 @@
-"""What learned tasks run with: made when it is asked for, and kept for those asked for last."""
+"""A cache of tasks' masked weights: made when a task is run, and held for those that were run last."""
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Weights = dict[str, Tensor]  # by layer, as a module runs with them
-Arguments = ParamSpec("Arguments")
-Found = TypeVar("Found")
+from exssnet.core.engine import Weights
 
 
-def locked(method: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
-    """Of a network: no other thread sees half of what the method changes, or changes what it reads."""
+class WeightCache:
+    """Masked weights by task. As soon as the shared weights change, what was made of them is not used again."""
 
-    @wraps(method)
-    def held(*args: Arguments.args, **options: Arguments.kwargs) -> Found:
-        ready: Ready = args[0].ready  # type: ignore[attr-defined]
-        with ready.lock:
-            return method(*args, **options)
-
-    return held
-
-
-class Ready:
-    """A cache of tasks' weights. Several threads may ask."""
-
-    def __init__(self, make: Callable[[Sequence[str]], list[Weights]]) -> None:
-        self._make = make
-        self.bytes = 0  # room beside the weights of the task asked for last
-        self._kept: OrderedDict[str, Weights] = OrderedDict()
-        self.lock = threading.RLock()
+    def __init__(self) -> None:
+        self.bytes = 0  # room besides the weights of the task that was run last
+        self._held: OrderedDict[Any, Weights] = OrderedDict()  # by what is known of a task, which no other one equals
+        self._source: tuple[Tensor, int] | None = None  # the shared weights and their version
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what can be made again, and without the lock."""
-        return {"_make": self._make, "bytes": self.bytes}
+        """Without what can be made again."""
+        return {"bytes": self.bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._kept, self.lock = OrderedDict(), threading.RLock()
+        self.__init__()  # type: ignore[misc]
+        self.bytes = state["bytes"]
 
-    def __call__(self, task: str) -> Weights:
-        with self.lock:
-            if task not in self._kept:
-                self._add([task])
-            self._kept.move_to_end(task)
-            return self._kept[task]
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._held.clear()
+        self._source = None
 
-    @contextmanager
-    def several(self, tasks: Sequence[str]) -> Iterator[None]:
-        """Have the weights of several tasks made at once, and kept meanwhile whether there is room for them or not."""
-        with self.lock:
-            self._add(tasks)
-        try:
-            yield
-        finally:
-            self.let_go(tasks)
-
-    def let_go(self, tasks: Iterable[str] | None = None) -> None:
-        """Forget these tasks' weights, or all of them where something changes."""
-        with self.lock:
-            for task in list(self._kept) if tasks is None else tasks:
-                self._kept.pop(task, None)
-
-    @torch.inference_mode(False)  # they will be of use outside of that as well
-    def _add(self, tasks: Sequence[str]) -> None:
-        made = self._make(tasks)
-        each = sum(weight.numel() * weight.element_size() for weight in made[0].values())
-        while self._kept and len(self._kept) + len(tasks) > self.bytes // max(1, each):
-            self._kept.popitem(last=False)
-        self._kept.update(zip(tasks, made, strict=True))
+    def get(self, task: object, source: Tensor, make: Callable[[], Weights]) -> Weights:
+        """A task's weights, made of these shared weights."""
+        if self._source is None or self._source[0] is not source or self._source[1] != source._version:
+            self._held.clear()
+            self._source = source, source._version
+        key = id(task), task
+        if key not in self._held:
+            with torch.inference_mode(False):  # they will be of use outside of that as well
+                made = make()
+            each = sum(weight.numel() * weight.element_size() for weight in made.values())
+            while self._held and len(self._held) + 1 > self.bytes // max(1, each):
+                self._held.popitem(last=False)
+            self._held[key] = made
+        self._held.move_to_end(key)
+        return self._held[key]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from exssnet.core.engine import Engine
+
 
 class Data(ABC):
     """Labelled examples on one device, read in batches by index.
@@ -52,6 +54,10 @@ class Data(ABC):
     @abstractmethod
     def to(self, device: str | torch.device) -> Data:
         """The same examples on another device."""
+
+    def use(self, engine: Engine) -> Data:
+        """Make batches with this engine from now on, if it has a faster way."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from exssnet.core.engine import Engine
 from exssnet.data.dataset import Split, digest_of
+from exssnet.data.fused import FusedPipeline, fused
 from exssnet.data.tasks import Data
 from exssnet.data.transforms import Pipeline, Transform
-from exssnet.engine.kernels import has_kernels
 
 
 class Shared:
@@ -46,7 +47,7 @@ class TensorData(Data):
         self._rows = rows.to(labels.device)
         self._transform = (transform or Pipeline()).to(labels.device)
         self._warp = None if warp is None else warp.to(labels.device)
-        self._fused = _fused(self._inputs, self._transform) if warp is None else None
+        self._fused: FusedPipeline | None = None
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         rows = self._rows[index]
@@ -62,6 +63,11 @@ class TensorData(Data):
         x = self._transform(examples, generator)
         return x.float() if x.dtype == torch.uint8 else x
 
+    def use(self, engine: Engine) -> TensorData:
+        if self._warp is None:
+            self._fused = fused(engine.images(self._inputs), self._inputs, self._transform)
+        return self
+
     def to(self, device: str | torch.device) -> TensorData:
         labels = self.labels.to(device)
         return TensorData(self._shared, self._rows, labels, self.classes, self._transform, self._warp)
@@ -72,15 +78,6 @@ def joined(parts: Sequence[TensorData], labels: Sequence[Tensor], classes: int) 
     everything = [part.examples(torch.arange(len(part), device=part.device)) for part in parts]
     rows = torch.arange(sum(map(len, parts)))
     return TensorData(Shared(torch.cat(everything)), rows, torch.cat(list(labels)), classes, parts[0]._transform)
-
-
-def _fused(inputs: Tensor, transform: Transform) -> Callable[[Tensor, torch.Generator | None], Tensor] | None:
-    """Gather and transform in one kernel, if the device and the pipeline support it."""
-    if not has_kernels(inputs, torch.uint8):
-        return None
-    from exssnet.engine.cuda.batch_triton import fused
-
-    return fused(inputs, transform)
 
 
 class TensorSplit(Split):

@@ -107,7 +107,7 @@ def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunCon
     changes = {name: value for name, value in changes.items() if value is not None}
     own_optimizer = given.get("optimizer", RunConfig.optimizer)
     if "epochs" in changes:
-        changes = kind.share_out(typed("epochs", changes.pop("epochs"), int)) | changes
+        changes = kind.settings_type.of_epochs(typed("epochs", changes.pop("epochs"), int)) | changes
     if changes.get("optimizer", own_optimizer) != own_optimizer:
         given.pop("weight_decay", None)  # it belongs to the recipe's optimizer
     if given["stream"] == "split":
@@ -137,7 +137,13 @@ def resolve_all(benchmark: str, methods: Sequence[str], seeds: Sequence[int], /,
 
 def knows(kind: type[Method], setting: str) -> bool:
     """Whether a method has a setting of this name."""
-    return setting != "kkt" and setting in get_type_hints(kind.settings_type)
+    return setting != "kkt" and setting in setting_types(kind)
+
+
+def setting_types(kind: type[Method]) -> dict[str, Any]:
+    """A method's settings by name, with their types."""
+    hints = get_type_hints(kind.settings_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind.settings_type)}
 
 
 def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
@@ -148,7 +154,7 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
     kind, kkt = parse(method)
     seed = typed("seed", seed, int)
     fields = {name: hint for name, hint in get_type_hints(RunConfig).items() if name not in BY_NAME}
-    setting_fields = get_type_hints(kind.settings_type)
+    setting_fields = setting_types(kind)
     settings: dict[str, Any] = {}
     if "kkt" in setting_fields:
         setting_fields.pop("kkt")
@@ -180,7 +186,7 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
 
 
 def _checked(config: RunConfig) -> RunConfig:
-    from exssnet.engine.kernels import has_triton
+    from exssnet.engine import resolve as resolve_engine
 
     if config.stream not in STREAMS:
         raise InputError(f"stream is '{config.stream}': choose one of {', '.join(STREAMS)}")
@@ -188,35 +194,13 @@ def _checked(config: RunConfig) -> RunConfig:
         raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 to let PyTorch choose")
     _choice("evaluate", config.evaluate, ("all", "ends"))
     device = _device(config.device)
-    gpu = device.startswith("cuda")
-    low, compiler = (_has_bf16(device), has_triton()) if gpu else (False, False)
-    precision = _choice("precision", config.precision, ("fp32", "bf16"), "bf16" if low else "fp32")
-    compiled = _choice("compile", config.compile, ("on", "off"), "on" if compiler else "off")
-    if not gpu and precision == "bf16":
-        raise InputError("precision bf16 is about ten times slower than fp32 on a CPU: use fp32, or --device cuda")
-    if not gpu and compiled == "on":
-        raise InputError("compile on needs a GPU: use --compile off, or --device cuda")
-    if precision == "bf16" and not low:
-        raise InputError(f"precision bf16 is not supported by {device}: use fp32")
-    if compiled == "on" and not compiler:
-        raise InputError("compile on needs Triton, which is not installed: use --compile off, or install triton")
+    precision, compiled = resolve_engine(device, config.precision, config.compile)
     return dataclasses.replace(config, device=device, precision=precision, compile=compiled)
 
 
-def _has_bf16(device: str) -> bool:
-    import torch
-
-    with torch.cuda.device(device):
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...], automatic: str | None = None) -> str:
-    if value == "auto" and automatic is not None:
-        return automatic
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        listed = ("auto", *choices) if automatic else choices
-        raise InputError(f"{name} is '{value}': choose one of {', '.join(listed)}")
-    return value
+        raise InputError(f"{name} is '{value}': choose one of {', '.join(choices)}")
 
 
 def typed(name: str, value: Any, hint: Any) -> Any:
@@ -248,7 +232,7 @@ def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
 def _device(name: str) -> str:
     import torch
 
-    from exssnet.engine.cuda.gpu_lock import ask_for_connections
+    from exssnet.engine.cuda.sharing import ask_for_connections
 
     ask_for_connections()  # before the calls below start CUDA
     if name == "auto":

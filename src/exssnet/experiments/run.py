@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,27 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exssnet import randomness
-from exssnet.core.module.skeleton import prepare_compiler
-from exssnet.data.tasks import Data, Outline, Stream, Task
-from exssnet.engine.execution import CPU, CUDA, Execution
-from exssnet.engine.kernels import has_triton
-from exssnet.errors import InputError, RunError
-from exssnet.experiments import metrics, recipes
+from exssnet.core.engine import Engine
+from exssnet.data.tasks import Data, Stream, Task
+from exssnet.errors import RunError
 from exssnet.experiments.config import RunConfig
+from exssnet.experiments.environment import device_name, versions
+from exssnet.experiments.prepare import computing, prepare, train_settings
+from exssnet.experiments.recording import FinishedRun, record_of
 from exssnet.experiments.run_folder import RunFolder
-from exssnet.methods import Method, parse
-from exssnet.models import build
-from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
+from exssnet.methods import Method
+from exssnet.methods.base import JointMethod
+from exssnet.train import EpochReport, Listener, Trainer, accuracy, checkpoint
 from exssnet.train.listener import Forwarding
-from exssnet.version import __version__
 
 CHECKPOINT_SECONDS = 30.0
 
 
 def run(
-    config: RunConfig, out: Path, listener: Listener | None = None, checkpoint_seconds: float = CHECKPOINT_SECONDS
-) -> dict[str, Any]:
+    config: RunConfig, out: Path, listener: Listener | None = None, checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    engine: Engine | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run or resume, and return the record; a finished run is only read."""
     folder = RunFolder(out, config)
     folder.check()
@@ -43,7 +39,7 @@ def run(
         return record
     with computing(config):
         try:
-            stream, method = prepare(config)
+            stream, method = prepare(config, engine)
             with folder.writing():
                 record = folder.results()  # another process may have finished it meanwhile
                 if record is None:
@@ -51,51 +47,6 @@ def run(
                 return record
         except torch.OutOfMemoryError as error:
             raise RunError("not enough GPU memory: lower --together or --batch-size, or free the GPU") from error
-        except RuntimeError as error:
-            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                raise
-            reason = str(error).strip().partition("\n")[0]
-            raise RunError(f"the network cannot be compiled ({reason}): use --compile off") from error
-
-
-def prepare(config: RunConfig) -> tuple[Stream, Method]:
-    """Make stream and method of a configuration on its device; every invalid value is refused here."""
-    kind, _ = parse(config.method)
-    settings = kind.settings_type(**config.settings)
-    train_settings(config)
-    if config.compile == "on":
-        prepare_compiler()
-    stream = recipes.stream(config)
-    classes = tuple(len(group) for group in stream.class_order)
-    examples = sum(len(task.train) for task in stream) if hasattr(settings, "buffer") else 0
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.derive(config.seed, "module"))
-        outputs = kind.outputs(config.head, classes)
-        module = build(config.network, stream.input_shape, outputs, config.width)
-    method = kind(module, settings, config.seed, config.head, Outline(classes, examples))
-    method.to(config.device)
-    structure = f"{config.network} {stream.input_shape} {outputs} {config.width} {config.head}"
-    method.execute(replace(_execution(config), structure=structure))
-    return stream, method
-
-
-def _execution(config: RunConfig) -> Execution:
-    """The fast way to compute on the device."""
-    if config.device == "cpu":
-        return CPU
-    return replace(
-        CUDA,
-        autocast=torch.bfloat16 if config.precision == "bf16" else None,
-        narrow=CUDA.narrow if has_triton() else 0,
-        compiled_batch=config.batch_size if config.compile == "on" else 0,
-    )
-
-
-def train_settings(config: RunConfig) -> TrainSettings:
-    """Settings of the training loop."""
-    if config.select == "best" and not config.validation:
-        raise InputError("--select best needs a validation part: give --validation, for example 0.1")
-    return TrainSettings(config.batch_size, config.optimizer, config.select, config.weight_decay, config.schedule)
 
 
 class _Run:
@@ -119,7 +70,7 @@ class _Run:
     def finish(self) -> dict[str, Any]:
         snapshot = self._resume()
         for index in range(len(self.rows), len(self.stream)):
-            if self.method.joint and index + 1 < len(self.stream):
+            if isinstance(self.method, JointMethod) and index + 1 < len(self.stream):
                 self.rows.append([])  # nothing is learned or measured before the last task
                 self.seconds.append({})
                 continue
@@ -129,15 +80,26 @@ class _Run:
             self._evaluate(task)
             if index + 1 < len(self.stream):
                 self._save_if_due(between_tasks=True)
-        record = self._record()
+        carried_over = [self._carried_over(index) for index in range(len(self.rows))]
+        record = record_of(
+            FinishedRun(self.config, self.stream, self.method, self.rows, carried_over, self.seconds, self._elapsed())
+        )
         self.folder.finish(record)
         return record
 
     def _task(self, index: int) -> Task:
         """The task at this index; for joint training all tasks together."""
-        if self.method.joint:
-            return self.method.together([_on(task, self.config.device) for task in self.stream])
-        return _on(self.stream[index], self.config.device)
+        if isinstance(self.method, JointMethod):
+            return self.method.together([self._on_device(task) for task in self.stream])
+        return self._on_device(self.stream[index])
+
+    def _on_device(self, task: Task) -> Task:
+        device = self.config.device
+        return replace(
+            task,
+            train=task.train.to(device),
+            validation=None if task.validation is None else task.validation.to(device),
+        )
 
     def _evaluate(self, learned: Task) -> None:
         """Measure accuracies; the test split is read only here."""
@@ -166,7 +128,8 @@ class _Run:
         test = self._tests[index] if index in self._tests else self.stream[index].test
         if self.config.evaluate == "all":
             self._tests[index] = test  # used after every task
-        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test.to(self.config.device))
+        on_device = test.to(self.config.device).use(self.method.engine)
+        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), on_device)
 
     # --- stopping and going on -------------------------------------------------------------------------------
 
@@ -218,56 +181,6 @@ class _Run:
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._started
 
-    # --- the record ------------------------------------------------------------------------------------------
-
-    def _record(self) -> dict[str, Any]:
-        config, stream = self.config, self.stream
-        matrix = [
-            [None] * (index + 1 - len(row)) + row + [None] * (len(stream) - index - 1)
-            for index, row in enumerate(self.rows)
-        ]
-        measured = [
-            [None if entry is None else column >= self._carried_over(index) for column, entry in enumerate(row)]
-            for index, row in enumerate(matrix)
-        ]
-        proof = self.method.verify()
-        # the accuracy of a task between two measurements is known only if the task is proved unchanged
-        in_sequence = all(matrix[i][i] is not None for i in range(len(stream)))  # false for joint training
-        complete = in_sequence and (config.evaluate == "all" or (proof is not None and proof.verified))
-        facts = self.method.facts()
-        overlaps = facts.get("sparse_overlap")
-        return {
-            "benchmark": config.benchmark,
-            "method": config.method,
-            "seed": config.seed,
-            "miniature": config.samples_per_class is not None,
-            "tasks": len(stream),
-            "epochs": self.method.planned_epochs(self.method.settings),  # per task, all phases together
-            "class_order": stream.class_order,
-            "accuracy_matrix": matrix,
-            "accuracy_measured": measured,
-            "average_accuracy": metrics.average_accuracy(matrix),
-            "forgetting": metrics.forgetting(matrix) if complete else None,
-            "forgetting_by_definition": {
-                name: of(matrix) if complete or (in_sequence and name == "avalanche") else None
-                for name, of in metrics.FORGETTING.items()
-            },
-            "sparse_overlap": overlaps,
-            "average_sparse_overlap": None if overlaps is None else metrics.average_overlap(overlaps),
-            "zero_forgetting": None if proof is None else {
-                "verified": proof.verified,
-                "digests": proof.digests,
-                "changed": [f"{task}: {tensor}" for task, tensor in proof.changed],
-            },
-            "transfer": facts.get("transfer"),
-            "storage": facts.get("storage"),
-            "seconds": {"total": self._elapsed(), "tasks": self.seconds},
-            "device": device_name(config.device),
-            "versions": versions(),
-            "data_digests": stream.data_digests,
-            "config": asdict(config),
-        }  # fmt: skip
-
 
 class _Logged(Forwarding):
     """Writes every epoch to the run's log."""
@@ -279,49 +192,3 @@ class _Logged(Forwarding):
     def epoch_ended(self, report: EpochReport) -> None:
         self._folder.log(event="epoch", **asdict(report))
         super().epoch_ended(report)
-
-
-@contextmanager
-def computing(config: RunConfig) -> Iterator[None]:
-    """Set device, threads and deterministic algorithms, and restore them afterwards."""
-    if config.device != "cpu":
-        deterministic = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-        previous = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")  # no TF32
-        try:
-            with torch.cuda.device(config.device), deterministic:
-                yield
-        finally:
-            torch.set_float32_matmul_precision(previous)
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads or threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _on(task: Task, device: str) -> Task:
-    held = None if task.validation is None else task.validation.to(device)
-    return replace(task, train=task.train.to(device), validation=held)
-
-
-def device_name(device: str) -> str:
-    """Name of a device in records."""
-    if device.startswith("cuda"):
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    threads = torch.get_num_threads()
-    return f"cpu ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
-
-
-def versions() -> dict[str, str]:
-    """Versions that a result may depend on."""
-    import numpy
-
-    return {
-        "exssnet": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-    }

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from exssnet.engine.cuda.gpu_lock import taking_turns
+from exssnet.engine.cuda.sharing import holding_gpu
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig
 from exssnet.train.listener import Forwarding, Listener
@@ -50,7 +50,7 @@ def _reads_from_disk(config: RunConfig) -> bool:
 
 def refuse_early(configs: Sequence[RunConfig], out: Path) -> None:
     """Prepare one run of every method and head, so that errors are raised before the first run starts."""
-    from exssnet.experiments.run import computing, prepare
+    from exssnet.experiments.prepare import computing, prepare
     from exssnet.experiments.run_folder import RunFolder
 
     if len(configs) == 1:
@@ -71,10 +71,13 @@ def run_all(
     together: int = 1,
 ) -> list[dict[str, Any]]:
     """Make all runs, `together` at a time, and return their records in order."""
+    from exssnet.experiments.prepare import shared_engines
     from exssnet.experiments.run import run
 
+    engine = shared_engines()
+
     def one(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        return run(config, out, listener, checkpoint_seconds)
+        return run(config, out, listener, checkpoint_seconds, engine(config))
 
     return each(one, configs, listeners, together)
 
@@ -90,12 +93,9 @@ def each(
         return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
     import torch
 
-    from exssnet.core.module.skeleton import prepare_compiler
+    from exssnet.experiments.prepare import computing
     from exssnet.experiments.recipes import stream
-    from exssnet.experiments.run import computing
 
-    if any(config.compile == "on" for config in configs):
-        prepare_compiler()
     for config in configs:
         stream(config)[0].train.to(config.device)  # copy the shared data before any stream reads it
         torch.cuda.synchronize(config.device)
@@ -105,7 +105,7 @@ def each(
         mine.stream = torch.cuda.Stream(configs[0].device)  # type: ignore[no-untyped-call]
 
     def on_stream(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        with taking_turns(), torch.cuda.stream(mine.stream):
+        with holding_gpu(), torch.cuda.stream(mine.stream):
             return one(config, Stoppable(listener, stop))
 
     # settings of libraries are global: they stay until the last run has ended

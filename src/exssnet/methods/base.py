@@ -1,23 +1,23 @@
-"""What a method is: phases to train, a loss, and at most four more places to say something.
+"""What a method is: phases to train, a loss, and at most four more things to say.
 
 The training loop asks for the phases of a task one after the other, trains each, and calls `end_task`. What stands
-between two `yield`s of `phases` runs when the phase before it has been trained.
+between two `yield`s of `phases` runs when the phase before it has been trained. A method is an `nn.Module`: what it
+registers as a buffer moves with it to a device, is saved in checkpoints and restored from them.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from exssnet.core.engine import Engine
 from exssnet.core.proof import Verification
 from exssnet.data.tasks import Data, Outline, Task
-from exssnet.engine.execution import Execution
-from exssnet.engine.loss import cross_entropy
 from exssnet.errors import InputError
 
 
@@ -37,7 +37,7 @@ class Batch:
 
     x: Tensor
     y: Tensor
-    data: Data  # where they come from, and their places there
+    data: Data  # where they come from, and their positions there
     index: Tensor
     generator: torch.Generator  # all that a method draws in a step is drawn from it
     logits: Tensor | None = None  # [B, classes of the task]
@@ -46,21 +46,34 @@ class Batch:
         return len(self.y)
 
 
-class Method(ABC):
+class Settings(Protocol):
+    """A method's settings: a frozen dataclass that checks its fields."""
+
+    @property
+    def epochs_per_task(self) -> int:
+        """All phases together."""
+
+    @classmethod
+    def of_epochs(cls, epochs: int) -> dict[str, int]:
+        """The settings that make this many epochs per task."""
+
+
+class Method(nn.Module):
     """A way to learn one task after another."""
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Any]]
     heads: ClassVar[tuple[str, ...]] = ("shared", "task")  # which outputs a task has; the first is the usual one
 
-    joint: ClassVar[bool] = False  # whether it learns all tasks at once: then it has `together`
     exclusive: ClassVar[bool] = False  # whether earlier tasks are promised, and checked with each new one, to stay
     remembers: ClassVar[bool] = False  # whether it keeps examples: then the data must be in memory
 
     def __init__(
         self, module: nn.Module, settings: Any, seed: int, head: str = "shared", outline: Outline | None = None
     ) -> None:
+        super().__init__()
         self.settings, self.seed, self.head, self.outline = settings, seed, head, outline
+        self.engine = Engine()
 
     # --- what a method writes ------------------------------------------------------------------------------
 
@@ -72,13 +85,10 @@ class Method(ABC):
     def forward(self, x: Tensor, *, training: bool) -> Tensor:
         """Logits for the task being learned."""
 
-    @abstractmethod
-    def logits(self, x: Tensor, task: str) -> Tensor:
-        """Logits for a learned task, in evaluation mode and without gradients."""
-
     def loss(self, batch: Batch) -> Tensor:
+        """The loss on a batch; leaves its logits there."""
         batch.logits = self.forward(batch.x, training=True)
-        return cross_entropy(batch.logits, batch.y)
+        return self.engine.cross_entropy(batch.logits, batch.y)
 
     def after_backward(self) -> None:
         """Change gradients before the optimizer steps."""
@@ -88,69 +98,126 @@ class Method(ABC):
     def end_task(self, task: Task) -> None:
         """Keep what was learned."""
 
-    # --- what a run, the loop and the record ask for ----------------------------------------------------------------
-
-    @staticmethod
-    def outputs(head: str, classes: Sequence[int]) -> int:
-        """How many outputs the module needs for tasks of so many classes."""
-        return max(classes)
-
-    def together(self, tasks: Sequence[Task]) -> Task:
-        """All tasks as one, for a method that learns them at once."""
-        raise NotImplementedError
-
-    @staticmethod
-    def share_out(epochs: int) -> dict[str, int]:
-        """The settings that make so many epochs per task, all phases together."""
-        return {"epochs": epochs}
-
-    @staticmethod
     @abstractmethod
-    def planned_epochs(settings: Any) -> int:
-        """Epochs per task, all phases together."""
+    def logits(self, x: Tensor, task: str) -> Tensor:
+        """Logits for a learned task, in evaluation mode and without gradients."""
 
-    @abstractmethod
-    def to(self, device: str) -> None: ...
-
-    def execute(self, execution: Execution) -> None:
-        """Compute this way; a method that knows only one way leaves it."""
-        return
-
-    @property
-    def capturable(self) -> bool:
-        """Whether a step can be captured as a graph: not if it looks at values. It runs eagerly then."""
-        return True
-
-    def examine(self, data: Data) -> None:
-        """Refuse, before the first task is learned, a module with which the method cannot keep what it promises."""
-        return
-
-    def buffers(self) -> dict[str, Tensor]:
-        """Tensors that move in place while a phase trains, without being parameters."""
-        return {}
-
-    @abstractmethod
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything the finished tasks left behind: tensors, and JSON."""
-
-    @abstractmethod
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
-
-    @abstractmethod
     def verify(self) -> Verification | None:
         """Check the promise of zero forgetting; None from a method that does not make it."""
+        return None
 
-    def facts(self) -> dict[str, Any]:
-        """The method's part of the run record: overlap, transfer, storage."""
+    def report(self) -> dict[str, Any]:
+        """What the run record says of this method: overlap, transfer, storage."""
         return {}
 
+    # --- what the loop asks for ------------------------------------------------------------------------------
 
-def check_positive(settings: object, *names: str) -> None:
-    """Refuse settings that are no positive numbers."""
-    for name in names:
+    def use(self, engine: Engine) -> None:
+        """Compute with this engine from now on."""
+        self.engine = engine
+
+    def moving(self) -> dict[str, Tensor]:
+        """Tensors that change in place while a phase trains, without being parameters."""
+        return dict(self.named_buffers())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything the finished tasks left behind: tensors, and JSON."""
+        return self.state_dict(), {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restore what `state` gave, on a method made the same way."""
+        modules = sorted(self.named_modules(), key=lambda named: -len(named[0]))
+        for name, tensor in tensors.items():
+            owner = next((own, module) for own, module in modules if not own or name.startswith(f"{own}."))
+            short = name.removeprefix(f"{owner[0]}." if owner[0] else "")
+            parameter = owner[1]._parameters.get(short)
+            if parameter is None:
+                owner[1]._buffers[short] = tensor.to(self._device()).clone()
+            else:
+                with torch.no_grad():
+                    parameter.copy_(tensor)
+
+    def _device(self) -> torch.device:
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+
+    @staticmethod
+    def module_outputs(head: str, classes: Sequence[int]) -> int:
+        """How many outputs the module needs for tasks of these numbers of classes."""
+        return max(classes)
+
+
+class JointMethod(Method):
+    """A method that learns all tasks at once."""
+
+    @abstractmethod
+    def together(self, tasks: Sequence[Task]) -> Task:
+        """All tasks as one."""
+
+
+class Tensors(nn.Module):
+    """Tensors by name, as part of a method's state: a dictionary whose names may be any text."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.update(tensors or {})
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._buffers[name]
+        assert tensor is not None
+        return tensor
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self._buffers[name] = tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def keys(self) -> Iterable[str]:
+        return self._buffers.keys()
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> list[Tensor]:
+        return [self[name] for name in self]
+
+    def get(self, name: str) -> Tensor | None:
+        return self._buffers.get(name)
+
+    def pop(self, name: str) -> None:
+        self._buffers.pop(name, None)
+
+    def update(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put these in, under names that may be taken."""
+        self._buffers.update(tensors)
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        """Those whose names begin so, by the rest of their names."""
+        return {name.removeprefix(prefix): tensor for name, tensor in self.items() if name.startswith(prefix)}
+
+
+def check_positive(settings: Any, may_be_zero: Sequence[str] = ()) -> None:
+    """Refuse fields of type float whose values are not positive numbers."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.type not in ("float", float) or field.name == "density":  # that the network checks
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and field.name in may_be_zero and 0 <= value < float("inf"):
+            continue
+        if not number or not 0 < value < float("inf"):
+            raise InputError(f"{field.name} is {value}: it must be a positive number, for example 0.001")
+
+
+def check_whole(settings: Any, **least: int) -> None:
+    """Refuse settings that are not whole numbers of at least this."""
+    for name, lowest in least.items():
         value = getattr(settings, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise InputError(f"{name} is {value}: it must be a positive number")
+        if type(value) is not int or value < lowest:
+            raise InputError(f"{name} is {value}: it must be a whole number, at least {lowest}")
 
 
 def bits(tensors: Iterable[Tensor]) -> int:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exssnet.errors import StoreError
-from exssnet.model import Model
 from exssnet.store.format import task_files
 from exssnet.store.format.card import Card, content
 from exssnet.store.format.manifest import Entry
-from exssnet.store.writer import Writer
+from exssnet.store.writer import Writer, writing
+from exssnet.train.learner import Learner
 
 if TYPE_CHECKING:
     from exssnet.store.stored_model import StoredModel
@@ -22,7 +22,7 @@ class Change:
 
     def __init__(self, stored: StoredModel) -> None:
         self._stored = stored
-        self._lock = stored._folder.writing()
+        self._lock = writing(stored._folder)
         self._writer: Writer
 
     def __enter__(self) -> Change:
@@ -57,7 +57,7 @@ class Change:
         return self._stored._manifest.before is not None
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Learner:
         model = self._stored.model
         self._stored.require_whole()
         return model

@@ -17,15 +17,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exssnet.errors import ParseError, StoreError
 from exssnet.io.disk import TEMPORARY, flag, sync_names
 from exssnet.io.parse import MEBIBYTE, read
 from exssnet.store.format.manifest import File, Manifest, parse, undone_note
-
-if TYPE_CHECKING:
-    from exssnet.store.writer import Writer
 
 MANIFEST, FILES, LOCK, UNFINISHED = "manifest.json", "files", "lock", "unfinished"
 MOST_MANIFEST = 64 * MEBIBYTE
@@ -95,34 +91,7 @@ class Folder:
 
     # --- one writer ------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self) -> Iterator[Writer]:
-        """Lock the directory for a change; a failed change leaves everything as it was."""
-        from exssnet.store.writer import Writer
-
-        made = self._make()
-        with self._locked():
-            writer = None
-            try:
-                if not self.exists():
-                    self._begin()
-                writer = Writer(self)
-                yield writer
-            except (OSError, Missing) as error:
-                if writer is not None:
-                    writer.require_not_overtaken(error)
-                if isinstance(error, Missing):
-                    raise
-                if error.filename is not None and self.path not in Path(os.fsdecode(error.filename)).parents:
-                    raise  # from another file
-                if writer is not None:
-                    raise writer.refusal(error) from error
-                raise StoreError(f"{self.path} cannot be written and is unchanged: {reason(error)}") from error
-            finally:
-                if made and not self.exists():
-                    self._unmake(made)
-
-    def _make(self) -> list[Path]:
+    def make(self) -> list[Path]:
         """Create the directory; return the created ones, outermost first."""
         files = self.path / FILES
         try:
@@ -136,7 +105,7 @@ class Folder:
             raise StoreError(f"{files} is a link: replace it by a folder")
         return made
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Mark a directory without a manifest, so that files without one are known to be left over."""
         mark = self.path / UNFINISHED
         if os.path.lexists(mark):
@@ -146,7 +115,8 @@ class Folder:
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | flag("O_NOFOLLOW") | flag("O_CLOEXEC"), 0o666))
         sync_names(self.path)
 
-    def _unmake(self, made: list[Path]) -> None:
+    def unmake(self, made: list[Path]) -> None:
+        """Remove a directory that `make` made and that got no manifest."""
         with suppress(OSError):
             for path in [*(self.path / FILES).iterdir()]:
                 if OURS.fullmatch(path.name):
@@ -158,7 +128,7 @@ class Folder:
                 place.rmdir()
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the lock. If it does not exclude others, a change is refused at its commit."""
         from filelock import FileLock, Timeout
 

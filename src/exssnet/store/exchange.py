@@ -189,11 +189,9 @@ def _quiet(name: str) -> Iterator[None]:
 
 def _as_directory(model: StoredModel, task: str, path: Path) -> None:
     """Write a model directory with this task only: created under a temporary name and renamed."""
-    from exssnet.store.stored_model import StoredModel
-
     made = temporary(path)
     try:
-        adopt(StoredModel.with_base(made, model), model, task, task, source=False)
+        adopt(type(model).with_base(made, model), model, task, task, source=False)
         made.rename(path)
     except (OSError, StoreError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__

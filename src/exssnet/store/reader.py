@@ -13,13 +13,11 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from exssnet.core.mixed import Mixed
-from exssnet.core.routing import Routed
+from exssnet.core.routing.rules import Routed
 from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import read_examples
-from exssnet.engine.execution import CPU
+from exssnet.engine.stacked import Stacked
 from exssnet.errors import InputError, StoreError
-from exssnet.model import Model, listed
 from exssnet.store.baked import baked
 from exssnet.store.directory import Folder, Missing
 from exssnet.store.format import probe, task_files
@@ -31,6 +29,7 @@ from exssnet.store.routes.auto import Found, find
 from exssnet.store.routes.held_out import HeldOut
 from exssnet.store.routes.measured import Measured, takes
 from exssnet.store.routes.scaled_routing import prepared, route_among
+from exssnet.train.learner import Learner, listed
 
 if TYPE_CHECKING:
     from exssnet.data.files.examples import Array, Examples
@@ -65,8 +64,8 @@ class Reader:
         self._unwritten, self._base_content = manifest is not None, base
         self._cards: list[Card] | None = None
         self._damage: Damage | None = None
-        self._loaded: Model | None = None
-        self._mixed: Mixed | None = None
+        self._loaded: Learner | None = None
+        self._stacked: Stacked | None = None
         self._probed = False  # whether a probe has checked the module
         self._held_out = HeldOut()
         self._lock = RLock()  # several threads may predict while one learns
@@ -149,7 +148,7 @@ class Reader:
     def _look_again(self) -> None:
         """Forget damage, which may have been repaired since."""
         if self._damage is not None:
-            self._cards, self._damage, self._loaded, self._mixed = None, None, None, None
+            self._cards, self._damage, self._loaded, self._stacked = None, None, None, None
 
     def task(self, name: str) -> StoredTask:
         with self._lock:
@@ -189,7 +188,7 @@ class Reader:
         raise InputError(f"{self.path} has no task '{name}' (it has: {known})")
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Learner:
         """The model in memory, read on first use; in a damaged directory with the tasks before the damage."""
         with self._lock:
             model = self.unproved()
@@ -198,7 +197,7 @@ class Reader:
                 self._probed = True
             return model
 
-    def unproved(self) -> Model:
+    def unproved(self) -> Learner:
         """The model in memory, without checking its probe."""
         with self._lock:
             self._look_again()
@@ -212,7 +211,7 @@ class Reader:
             first = Reader(self._folder, self._module, None, replace(self._manifest, tasks=self._manifest.tasks[:1]))
             first.model  # noqa: B018
 
-    def answering(self, *tasks: str) -> Model:
+    def answering(self, *tasks: str) -> Learner:
         """The model, if these tasks can be read."""
         model = self.model
         self._require(*tasks)
@@ -233,7 +232,7 @@ class Reader:
                 self._manifest = now
         raise StoreError(f"{self.path} changes faster than it can be read: try again later")
 
-    def _load(self) -> Model:
+    def _load(self) -> Learner:
         model = self._without_tasks()
         entries, cards, contents = self._manifest.tasks, self._read_cards(), self._read_tensors()
         readable = min(len(cards), len(contents))
@@ -243,14 +242,12 @@ class Reader:
             position = len(model.network.tasks)
             self._damaged(position, entries[position].tensors.name, stopped)
         self._cards = cards
-        model.network.ready.bytes = CACHE_BYTES
+        model.network.cache.bytes = CACHE_BYTES
         if self._device is not None:
             model.to(self._device)
-        if model.network.device.type == "cpu" and any(layer.convolution for layer in model.network.layout.layers):
-            model.network.execute(CPU)
         return model
 
-    def _without_tasks(self) -> Model:
+    def _without_tasks(self) -> Learner:
         file = self._manifest.base_file
         if file is None:
             return self.base.model(self._module)
@@ -280,7 +277,7 @@ class Reader:
 
         With the task "auto" the rule finds the task of each input: see `Found`. A task whose probability is below the
         threshold is unknown; the default threshold was measured when a task was learned. A batch of several tasks is
-        computed at once if that is faster (`core/mixed.py`).
+        computed at once if that is faster (`engine/stacked.py`).
         """
         if (task is None) == (tasks is None):
             raise InputError("give either task, or tasks with one for every row")
@@ -296,10 +293,10 @@ class Reader:
             rows.setdefault(name, []).append(row)
         inputs, network = self._rows(x, rows), self.answering(*rows).network
         with self._lock:
-            if self._mixed is None or self._mixed.network is not network:
-                self._mixed = Mixed(network)
-            mixed = self._mixed
-        return mixed.classes(inputs, rows).cpu()
+            if self._stacked is None or self._stacked.network is not network:
+                self._stacked = Stacked(network)
+            stacked = self._stacked
+        return stacked.classes(inputs, rows).cpu()
 
     def _rows(self, x: Array, rows: Mapping[str, list[int]]) -> Tensor:
         """Scale raw inputs, each as its task does."""

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from exssnet.core import changes
 from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import check_labels, count_classes, read_examples
 from exssnet.data.files.naming import class_names
@@ -30,6 +31,7 @@ from exssnet.store.reader import Reader
 from exssnet.store.routes.held_out import source_of
 from exssnet.store.routes.measured import measure, written
 from exssnet.store.verify import Report, verify
+from exssnet.store.writer import writing
 from exssnet.train import Listener
 
 if TYPE_CHECKING:
@@ -242,7 +244,7 @@ class StoredModel(Reader):
             before = network.bank.free_count
             first, start = self._first(), list(network.tasks).index(task)
             trained = (network.bank.owners() == start) & (network.weights != first)
-            network.remove(task, first)
+            changes.remove(network, task, first)
             for learned in network.tasks.values():  # another task may get this name
                 learned.lender = None if learned.lender == task else learned.lender
             used = torch.zeros_like(network.bank.used)
@@ -266,7 +268,7 @@ class StoredModel(Reader):
         with self._changing() as change:
             network = change.model.network
             used = network.bank.used.clone()
-            learned = network.adopt(of_network(card) | {"name": name}, mask, masked, private)
+            learned = changes.adopt(network, of_network(card) | {"name": name}, mask, masked, private)
             card = with_task(card, learned)
             if (wrong := probe.difference(network, card)) is not None:
                 raise StoreError(probe.refusal(name, wrong, self._module is not None))
@@ -294,7 +296,7 @@ class StoredModel(Reader):
 
     def rollback(self) -> str:
         """Undo the last change; return its description."""
-        with self._folder.writing() as writer:
+        with writing(self._folder) as writer:
             now = writer.manifest
             undone = "" if now is None else now.change
             self._forget(writer.rollback())

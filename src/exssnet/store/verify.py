@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from exssnet.core.network import ALL_TASKS
+from exssnet.core.proof import ALL_TASKS
 from exssnet.errors import ExssnetError, StoreError
 from exssnet.store.directory import MANIFEST, Folder, Missing
 from exssnet.store.format import probe
 from exssnet.store.format.card import identity
 from exssnet.store.format.manifest import File, Manifest, parse
+from exssnet.store.reader import Reader
 
 if TYPE_CHECKING:
     from exssnet.core.proof import Verification
@@ -112,10 +113,8 @@ def _way_back(folder: Folder, before: File) -> dict[File, tuple[str, ...]]:
 
 
 def _with_tasks(folder: Folder, module: nn.Module | None, report: Report) -> Report:
-    from exssnet.store.stored_model import StoredModel
-
     try:
-        stored = StoredModel(folder, module, None)
+        stored = Reader(folder, module, None)
         if stored.base.network is None and module is None:
             return report
         network = stored.unproved().network

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,12 +21,38 @@ from typing import TypeVar
 
 from exssnet.errors import StoreError
 from exssnet.io.disk import sync_names, temporary, write_atomic, write_new
-from exssnet.store.directory import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, holds, reason
+from exssnet.store.directory import FILES, FULL, LOCK, MANIFEST, OURS, UNFINISHED, Folder, Missing, holds, reason
 from exssnet.store.format.manifest import File, Manifest, parse, undone_note
 
 NO_LINKS = {getattr(errno, name, None) for name in ("EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK", "EXDEV")}
 
 Done = TypeVar("Done")
+
+
+@contextmanager
+def writing(folder: Folder) -> Iterator[Writer]:
+    """Lock the directory for a change; a failed change leaves everything as it was."""
+    made = folder.make()
+    with folder.locked():
+        writer = None
+        try:
+            if not folder.exists():
+                folder.begin()
+            writer = Writer(folder)
+            yield writer
+        except (OSError, Missing) as error:
+            if writer is not None:
+                writer.require_not_overtaken(error)
+            if isinstance(error, Missing):
+                raise
+            if error.filename is not None and folder.path not in Path(os.fsdecode(error.filename)).parents:
+                raise  # from another file
+            if writer is not None:
+                raise writer.refusal(error) from error
+            raise StoreError(f"{folder.path} cannot be written and is unchanged: {reason(error)}") from error
+        finally:
+            if made and not folder.exists():
+                folder.unmake(made)
 
 
 class Writer:

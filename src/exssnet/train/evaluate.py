@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from exssnet.core.engine import at_once
 from exssnet.data.tasks import Data
-from exssnet.engine.execution import at_once
 
 
 def accuracy(logits: Callable[[Tensor], Tensor], data: Data) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from exssnet import randomness
+from exssnet.core.engine import Engine
 from exssnet.data.tasks import Task
 from exssnet.errors import InputError
 from exssnet.methods.base import Method, Phase
@@ -24,7 +25,7 @@ from exssnet.train.checkpoint import part
 from exssnet.train.evaluate import accuracy
 from exssnet.train.listener import EpochReport, Listener
 from exssnet.train.optimizers import OptimizerFactory, optimizer_factory, schedule_of
-from exssnet.train.steps import GraphSteps, Steps, capturable
+from exssnet.train.steps import Steps
 
 SELECTS = ("last", "best")
 Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON
@@ -48,13 +49,14 @@ class TrainSettings:
         self.factory()
         schedule_of(self.schedule)
 
-    def factory(self) -> OptimizerFactory:
-        return optimizer_factory(self.optimizer, self.weight_decay)
+    def factory(self, engine: Engine | None = None) -> OptimizerFactory:
+        """What makes a phase's optimizer."""
+        return optimizer_factory(self.optimizer, self.weight_decay, engine)
 
 
 @dataclass
 class _Position:
-    """Where the loop is inside a task: what a snapshot must hold beside the method's own state."""
+    """Where the loop is inside a task: what a snapshot must hold besides the method's own state."""
 
     phases: list[Phase] = field(default_factory=list)
     epoch: int = 0  # finished epochs of the last phase
@@ -81,7 +83,7 @@ class Trainer:
         """Learn one task, from its beginning or from a snapshot of it; seconds per phase."""
         if self.settings.select == "best" and task.validation is None:
             raise InputError("select 'best' needs a validation part: cut one from the training data")
-        self.method.examine(task.train)
+        task.train.use(self.method.engine)
         self._at = _Position(seconds=dict(snapshot[1]["seconds"]) if snapshot is not None else {})
         self.listener.task_started(task.index, task.name)
         devices = [task.train.device] if task.train.device.type == "cuda" else []
@@ -105,10 +107,10 @@ class Trainer:
         at = self._at
         if not done:
             at.epoch, at.best, at.best_tensors = 0, -1.0, {}
-            at.optimizer = self.settings.factory()(phase.parameters, phase.lr)
+            at.optimizer = self.settings.factory(self.method.engine)(phase.parameters, phase.lr)
         assert at.optimizer is not None
-        kind = GraphSteps if capturable(self.method, task.train, isinstance(self.settings.optimizer, str)) else Steps
-        steps = kind(self.method, task.train, phase, at.optimizer, self.settings.batch_size)
+        named = isinstance(self.settings.optimizer, str)
+        steps = Steps(self.method, task.train, phase, at.optimizer, self.settings.batch_size, named)
         self.listener.phase_started(phase.name, phase.epochs, done)
         schedule = schedule_of(self.settings.schedule)
         for epoch in range(done, phase.epochs):
@@ -155,7 +157,7 @@ class Trainer:
     def _moving(self, phase: Phase) -> dict[str, Tensor]:
         """All tensors that training changes in this phase, by name."""
         parameters = {f"parameter.{i}": p for i, p in enumerate(phase.parameters)}
-        return parameters | {f"buffer.{name}": b for name, b in self.method.buffers().items()}
+        return parameters | {f"buffer.{name}": b for name, b in self.method.moving().items()}
 
     def _remember_best(self, phase: Phase, validation: float) -> None:
         if self.settings.select == "best" and validation > self._at.best:
@@ -165,7 +167,7 @@ class Trainer:
     # --- snapshots -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The place inside the current task, to be restored by `learn` in another process."""
+        """The position inside the current task, to be restored by `learn` in another process."""
         at = self._at
         tensors: dict[str, Tensor] = {}
         for number, phase in enumerate(at.phases[:-1]):  # copies: a task's private tensors are in every phase
@@ -190,7 +192,7 @@ class Trainer:
             return phase.epochs
         _copy(part(tensors, "now."), self._moving(phase))
         at.epoch, at.best, at.best_tensors = facts["epoch"], facts["best"], part(tensors, "best.")
-        at.optimizer = self.settings.factory()(phase.parameters, phase.lr)
+        at.optimizer = self.settings.factory(self.method.engine)(phase.parameters, phase.lr)
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in part(tensors, "optimizer.").items():
             index, _, key = name.partition(".")

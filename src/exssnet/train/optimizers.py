@@ -10,47 +10,43 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from exssnet.engine.kernels import has_kernels
+from exssnet.core.engine import Engine
 from exssnet.errors import InputError, unknown
 
 OptimizerFactory = Callable[[list[Tensor], float], Optimizer]
 Schedule = Callable[[float, int, int], float]  # of the phase's rate, the epoch (from 0) and how many there are
 
 
-def _adam(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Optimizer:
+def _adam(engine: Engine, parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Optimizer:
     """Decay, if any, is added to the gradient."""
     if not weight_decay:
-        return _adamw(parameters, lr, 0.0)
+        return engine.adamw(parameters, lr, 0.0)
     return torch.optim.Adam(
-        parameters, _rate(parameters, lr), weight_decay=weight_decay, fused=True, capturable=parameters[0].is_cuda
-    )
+        parameters, _rate(engine, parameters, lr), weight_decay=weight_decay, fused=True,
+        capturable=parameters[0].is_cuda,
+    )  # fmt: skip
 
 
-def _adamw(parameters: list[Tensor], lr: float, weight_decay: float = 0.01) -> Optimizer:
-    """Decay is apart from the gradient: p shrinks by lr · decay in every step."""
-    rate = _rate(parameters, lr)
-    if isinstance(rate, Tensor) and all(has_kernels(parameter, torch.float32) for parameter in parameters):
-        from exssnet.engine.cuda.adam_triton import LongAdam
-
-        return LongAdam(parameters, rate, weight_decay)
-    return torch.optim.AdamW(parameters, rate, weight_decay=weight_decay, fused=True, capturable=parameters[0].is_cuda)
+def _adamw(engine: Engine, parameters: list[Tensor], lr: float, weight_decay: float = 0.01) -> Optimizer:
+    """Decay is not part of the gradient: p shrinks by lr · decay in every step."""
+    return engine.adamw(parameters, lr, weight_decay)
 
 
-def _sgd(parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Optimizer:
-    return torch.optim.SGD(
-        parameters, _rate(parameters, lr), momentum=0.9, weight_decay=weight_decay, fused=parameters[0].is_cuda
-    )
+def _sgd(engine: Engine, parameters: list[Tensor], lr: float, weight_decay: float = 0.0) -> Optimizer:
+    rate = _rate(engine, parameters, lr)
+    return torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=weight_decay, fused=parameters[0].is_cuda)
 
 
-def _rate(parameters: list[Tensor], lr: float) -> float | Tensor:
-    """On a GPU the rate is a tensor there: a captured step reads it anew at every replay."""
-    return torch.tensor(lr, device=parameters[0].device) if parameters[0].is_cuda else lr
+def _rate(engine: Engine, parameters: list[Tensor], lr: float) -> float | Tensor:
+    return engine.rate(lr, parameters[0].device)
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd}
 
 
-def optimizer_factory(optimizer: str | OptimizerFactory, weight_decay: float | None = None) -> OptimizerFactory:
+def optimizer_factory(
+    optimizer: str | OptimizerFactory, weight_decay: float | None = None, engine: Engine | None = None
+) -> OptimizerFactory:
     """A named optimizer's factory, with its own usual decay unless one is given; a factory is passed through."""
     if callable(optimizer):
         if weight_decay is not None:
@@ -58,11 +54,12 @@ def optimizer_factory(optimizer: str | OptimizerFactory, weight_decay: float | N
         return optimizer
     if optimizer not in OPTIMIZERS:
         raise unknown("optimizer", optimizer, OPTIMIZERS)
+    named = partial(OPTIMIZERS[optimizer], engine or Engine())
     if weight_decay is None:
-        return OPTIMIZERS[optimizer]
+        return named
     if not isinstance(weight_decay, int | float) or not 0 <= weight_decay < math.inf:
         raise InputError(f"weight_decay is {weight_decay}: it must be a number, at least 0")
-    return partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
+    return partial(named, weight_decay=weight_decay)
 
 
 def cosine(lr: float, epoch: int, epochs: int) -> float:

@@ -3,7 +3,7 @@
 Parameters and buffers are handed in with every call, so they are known. What a module keeps elsewhere, in plain
 attributes or in globals, or draws at random, is found by running copies of it on a few examples. What counts are the
 answers: a counter of calls, or the last attention map, is no reason to refuse a module whose answers do not depend on
-it. Whether they do is tried with other values in its place.
+it. Whether they do is tried with other values in its path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMPTIED = (list, dict, set, deque, OrderedDict, Counter)
 COLLECTIONS = (list, tuple, set, frozenset, deque, Mapping)
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
-Place = tuple[str, ...]  # a submodule, one of its attributes, and what is inside that
+StatePath = tuple[str, ...]  # a submodule, one of its attributes, and what is inside that
 
 
 class HiddenState:
@@ -67,7 +67,7 @@ class HiddenState:
         self._train(module)
         if not self._as_wanted(module):
             raise self._refused(before, module, draws=False)
-        changed = [place for place, content in _contents(module).items() if before.get(place) != content]
+        changed = [path for path, content in _contents(module).items() if before.get(path) != content]
         self._try_other_values(module, changed)
         module = self._fresh()  # one that keeps something of the first batch it sees
         before = _contents(module)
@@ -75,20 +75,20 @@ class HiddenState:
         if not self._as_wanted(module):
             raise self._refused(before, module, draws=False)
 
-    def _try_other_values(self, module: nn.Module, changed: list[Place]) -> None:
+    def _try_other_values(self, module: nn.Module, changed: list[StatePath]) -> None:
         """What answers did not depend on now they might depend on later: a counter, above all."""
         for step in (FAR, -FAR):
 
-            def put(places: list[Place], step: int = step) -> nn.Module:
+            def put(paths: list[StatePath], step: int = step) -> nn.Module:
                 tried = self._fresh()
                 self._answers(tried)  # what it makes only once is made
-                for place in places:
+                for path in paths:
                     with suppress(KeyError, TypeError):  # what holds it was made in training
-                        _holder(tried, place)[place[-1]] = _other(_holder(module, place)[place[-1]], step)
+                        _holder(tried, path)[path[-1]] = _other(_holder(module, path)[path[-1]], step)
                 return tried
 
             if not self._as_wanted(put(changed)):
-                named = next((place for place in changed if not self._as_wanted(put([place]))), changed[0])
+                named = next((path for path in changed if not self._as_wanted(put([path]))), changed[0])
                 raise self._because_of(named)
 
     # --- running ---------------------------------------------------------------------------------------------
@@ -127,26 +127,26 @@ class HiddenState:
 
     # --- saying what it is -----------------------------------------------------------------------------------
 
-    def _refused(self, before: dict[Place, Any], module: nn.Module, draws: bool) -> InputError:
+    def _refused(self, before: dict[StatePath, Any], module: nn.Module, draws: bool) -> InputError:
         if draws:
             return InputError(
                 f"{self._where(train=False)} draws random numbers in evaluation mode, so that its answers would never "
                 f"be the same: give functional dropout training=self.training"
             )
-        for place, content in _contents(module).items():
-            if before.get(place) != content:
+        for path, content in _contents(module).items():
+            if before.get(path) != content:
                 tried = self._fresh()
-                whole = place[:2]
-                _holder(tried, whole)[place[1]] = _holder(module, whole)[place[1]]
+                whole = path[:2]
+                _holder(tried, whole)[path[1]] = _holder(module, whole)[path[1]]
                 if not self._as_wanted(tried):
-                    return self._because_of(place)
+                    return self._because_of(path)
         return InputError(
             f"{self._where(train=True)} answers otherwise after a training batch, with the same tensors and "
             f"attributes, so that tasks would disturb each other: keep its state in buffers, not in globals"
         )
 
-    def _because_of(self, place: Place) -> InputError:
-        name, attribute = place[0], ".".join(place[1:])
+    def _because_of(self, path: StatePath) -> InputError:
+        name, attribute = path[0], ".".join(path[1:])
         return InputError(
             f"{self._named(name)} changes its attribute '{attribute}' while it runs, and its answers depend on it, so "
             f"that tasks would disturb each other: make it a buffer that changes in training only"
@@ -185,7 +185,7 @@ class HiddenState:
 # --- attributes ----------------------------------------------------------------------------------------------------
 
 
-def _contents(module: nn.Module) -> dict[Place, Any]:
+def _contents(module: nn.Module) -> dict[StatePath, Any]:
     """What the plain attributes of all submodules hold, in a form that can be compared."""
     return {
         (name, *path): _content(value, set())
@@ -239,10 +239,10 @@ def _content(value: Any, seen: set[int]) -> Any:
     return type(value)  # of what nothing is known the answers must tell
 
 
-def _holder(module: nn.Module, place: Place) -> dict[str, Any]:
-    name, *path, _ = place
+def _holder(module: nn.Module, path: StatePath) -> dict[str, Any]:
+    name, *inner, _ = path
     holder = vars(module.get_submodule(name))
-    for step in path:
+    for step in inner:
         holder = _inside(holder[step])
     return holder
 

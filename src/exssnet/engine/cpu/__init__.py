@@ -1,1 +1,1 @@
-"""Kernels for a CPU, compiled by numba."""
+"""A CPU: the selection compiled by numba, and convolutions in channels-last memory format."""

@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs, steps captured as CUDA graphs, and the lock that runs on one GPU share."""
+"""NVIDIA GPUs: Triton kernels, steps captured as CUDA graphs, memory format, and the lock of runs that share a GPU."""

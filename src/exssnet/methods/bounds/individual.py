@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.data.tasks import Task
-from exssnet.methods.base import Phase
+from exssnet.methods.base import Phase, Tensors, bits
 from exssnet.methods.shared.dense import Proved
 
 
@@ -19,11 +19,10 @@ class Individual(Proved):
 
     name = "individual"
     heads = ("shared", "task", "masked-test")
-    keeps = ("networks",)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.networks: dict[str, Tensor] = {}  # weights and buffers, by task and name
+        self.networks = Tensors()  # weights and statistics, by task and name
 
     def phases(self, task: Task) -> Iterator[Phase]:
         self.network.reset()
@@ -31,19 +30,19 @@ class Individual(Proved):
 
     def end_task(self, task: Task) -> None:
         self.networks[f"{task.name}/weights"] = self.network.weights.detach().clone()
-        self.networks |= {f"{task.name}/buffer/{name}": b.clone() for name, b in self.network.buffers.items()}
+        statistics = self.network.statistics.items()
+        self.networks.update({f"{task.name}/buffer/{name}": tensor.clone() for name, tensor in statistics})
         self.digests[task.name] = self.digest(task.name)
         super().end_task(task)
 
     def logits(self, x: Tensor, task: str) -> Tensor:
-        prefix = f"{task}/buffer/"
-        buffers = {n.removeprefix(prefix): t for n, t in self.networks.items() if n.startswith(prefix)}
+        weights, statistics = self.networks[f"{task}/weights"], self.networks.below(f"{task}/buffer/")
         with torch.no_grad():
-            outputs = self.network.run(x, training=False, weights=self.networks[f"{task}/weights"], buffers=buffers)
+            outputs: Tensor = self.network(x, training=False, weights=weights, statistics=statistics)
         return outputs[:, self.outputs_of.slices[self.tasks.index(task)]]
 
     def storage(self) -> dict[str, int]:
-        return {"weight_bits": super().storage()["method_bits"]}  # the network being trained is none of them
+        return {"weight_bits": bits(self.networks.values())}  # the network being trained is not one of them
 
     def digest(self, task: str) -> str:
         kept = {name: tensor_digest(t) for name, t in self.networks.items() if name.startswith(f"{task}/")}

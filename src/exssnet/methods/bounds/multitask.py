@@ -10,19 +10,18 @@ from torch import Tensor
 from exssnet.data.tasks import Data, Task
 from exssnet.data.tensors import TensorData, joined
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch
+from exssnet.methods.base import Batch, JointMethod
 from exssnet.methods.shared.dense import Dense
 
 
-class Multitask(Dense):
-    """Train one network on the examples of all tasks together: the bound for learning them in turn."""
+class Multitask(JointMethod, Dense):
+    """Train one network on the examples of all tasks together: the bound for learning one after the other."""
 
     name = "multitask"
-    joint = True
     remembers = True
 
     def together(self, tasks: Sequence[Task]) -> Task:
-        """All tasks as one, whose labels are places among the outputs."""
+        """All tasks as one, whose labels are positions among the outputs."""
         self._names = [task.name for task in tasks]
         held = [task.validation for task in tasks if task.validation is not None]
         validation = self._joined(held) if held else None
@@ -32,17 +31,18 @@ class Multitask(Dense):
         in_memory = [part for part in parts if isinstance(part, TensorData)]
         if len(in_memory) < len(parts):
             raise InputError("multitask joins the tasks' examples: it needs data in memory")
-        places = zip(parts, self.outputs_of.slices, strict=True)
-        labels = [part.labels + own.start for part, own in places]
+        pairs = zip(parts, self.outputs_of.slices, strict=True)
+        labels = [part.labels + own.start for part, own in pairs]
         return joined(in_memory, labels, self.outputs_of.size)
 
     def loss(self, batch: Batch) -> Tensor:
-        outputs = self.network.run(batch.x, training=True)
+        outputs = self.outputs(batch.x)
         batch.logits = outputs.masked_fill(~self.rivals[batch.y], -float("inf"))
         return self.old_loss(outputs, batch.y)
 
     def forward(self, x: Tensor, *, training: bool) -> Tensor:
-        return self.network.run(x, training=training)
+        out: Tensor = self.network(x, training=training)
+        return out
 
     def end_task(self, task: Task) -> None:
         self.tasks = self._names

@@ -16,10 +16,10 @@ from exssnet.core.layout import Layer, Layout
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.data.tasks import Data, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch
+from exssnet.methods.base import Batch, check_whole
+from exssnet.methods.gates._base import GatedDense, GatedSettings
+from exssnet.methods.gates._units import Gate, GatedLayer, Hidden
 from exssnet.methods.shared.dense import Proved
-from exssnet.methods.shared.gated import GatedDense, GatedSettings
-from exssnet.methods.shared.units import Gate, GatedLayer, Hidden
 
 TEMPERATURE = 2 / 3
 OPEN = 3.0  # the bias of a new task's gates: nearly all of them open at first
@@ -34,14 +34,13 @@ class CgateSettings(GatedSettings):
     frozen_share: float = 0.0
     gate_units: int = 16
 
+    may_be_zero = ("sparsity", "frozen_share")
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.sparsity < math.inf:
-            raise InputError(f"sparsity is {self.sparsity}: it must be a number, at least 0")
-        if not 0 <= self.frozen_share < 1:
+        check_whole(self, gate_units=1)
+        if not self.frozen_share < 1:
             raise InputError(f"frozen_share is {self.frozen_share}: it must be at least 0 and below 1")
-        if type(self.gate_units) is not int or self.gate_units < 1:
-            raise InputError(f"gate_units is {self.gate_units}: it must be a whole number, at least 1")
 
 
 def opened(scores: Tensor) -> Tensor:
@@ -67,8 +66,8 @@ class ChannelGate(Gate):
         self.open: Tensor | None = None
 
     def factors(self, x: Tensor) -> Tensor:
-        places = range(1, x.ndim - 1) if self.linear else range(2, x.ndim)
-        mean = x.mean(tuple(places)) if places else x  # [B, inputs]
+        axes = range(1, x.ndim - 1) if self.linear else range(2, x.ndim)
+        mean = x.mean(tuple(axes)) if axes else x  # [B, inputs]
         scores = linear(relu(linear(mean, self.first, self.first_bias)), self.second, self.second_bias)
         self.open = opened(scores + self.noise) * self.allowed
         return self.open
@@ -96,7 +95,7 @@ class ConditionalGates(Proved, GatedDense):
     """Have a small network per task and layer choose the units for each example; freeze those a task ever uses.
 
     In training a gate is drawn: Gumbel-sigmoid, straight through. After a task every unit that opened for more than
-    `frozen_share` of its training examples is frozen with all its weights, and the others start anew. At test a task
+    `frozen_share` of its training examples is frozen with all its weights, and the others start again. At test a task
     opens no unit that it did not freeze, so nothing is forgotten, bit for bit. The paper's gating networks also have a
     norm layer; these have none.
     """
@@ -136,10 +135,10 @@ class ConditionalGates(Proved, GatedDense):
     def relevance(self, data: Data) -> Tensor:
         """For what share of the examples each unit is open: [units]."""
         total = torch.zeros_like(self.used)
-        buffers = {**self.network.buffers, **self.test_gates(self.gates, {})}
+        statistics = self.with_statistics(self.test_gates(self.gates, {}))
         with torch.no_grad():
             for index in torch.split(torch.arange(len(data), device=data.device), BATCH):
-                outputs = self.network.run(data.batch(index)[0], training=False, buffers=buffers)
+                outputs = self.network(data.batch(index)[0], training=False, statistics=statistics)
                 total += outputs[:, self.outputs_of.size :].sum(0)
         return total / len(data)
 
@@ -175,7 +174,7 @@ class ConditionalGates(Proved, GatedDense):
 
 
 def _gate_layout(gated: Sequence[GatedLayer], inner: int) -> Layout:
-    """The gating networks of all layers as one vector, each with so many inner units."""
+    """The gating networks of all layers as one vector, each with `inner` units."""
     layers: list[Layer] = []
     start = 0
     for at in gated:

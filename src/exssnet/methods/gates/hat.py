@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from exssnet import randomness
 from exssnet.data.tasks import Task
-from exssnet.methods.base import Batch, Phase, check_positive
-from exssnet.methods.shared.gated import GatedDense, GatedSettings
-from exssnet.methods.shared.units import Gate, Hidden
+from exssnet.methods.base import Batch, Phase
+from exssnet.methods.gates._base import GatedDense, GatedSettings
+from exssnet.methods.gates._units import Gate, Hidden
 
 BOUND = 6.0  # of an embedding
 
@@ -29,10 +29,6 @@ class HatSettings(GatedSettings):
     s_max: float = 400.0
     strength: float = 0.75
     gate_rate: float = 30.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "s_max", "strength")
 
 
 class Attention(Gate):
@@ -70,11 +66,11 @@ class Hat(GatedDense):
     settings_type = HatSettings
     settings: HatSettings
     gate = Attention
-    moves = ("place", "before", "shown")
+    shown: Tensor  # examples of this epoch
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.shown = torch.zeros((), dtype=torch.int64)  # examples of this epoch
+        self.register_buffer("shown", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def loss(self, batch: Batch) -> Tensor:
         self.hold()
@@ -94,7 +90,7 @@ class Hat(GatedDense):
     def hold(self) -> None:
         super().hold()
         with torch.no_grad():
-            self.before.copy_(self.gates.clamp_(-BOUND, BOUND))
+            self.last_gates.copy_(self.gates.clamp_(-BOUND, BOUND))
 
     def end_task(self, task: Task) -> None:
         super().end_task(task)
@@ -102,7 +98,7 @@ class Hat(GatedDense):
 
     def phases(self, task: Task) -> Iterator[Phase]:
         for phase in super().phases(task):
-            self.shown = torch.zeros((), dtype=torch.int64, device=self.network.device)
+            self.shown.zero_()
             yield phase
 
     def fresh_gates(self, task: str) -> Tensor:

@@ -17,13 +17,7 @@ class ExSSNeT(SupSup):
 
     name = "exssnet"
 
-    @staticmethod
-    def share_out(epochs: int) -> dict[str, int]:
-        return {"mask_epochs": epochs - epochs // 2, "weight_epochs": epochs // 2}
-
-    @staticmethod
-    def planned_epochs(settings: MaskSettings) -> int:
-        return settings.mask_epochs + settings.weight_epochs
+    settings_type = MaskSettings
 
     def phases(self, task: Task) -> Iterator[Phase]:
         yield from super().phases(task)

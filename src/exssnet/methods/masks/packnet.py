@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.tasks import Task
-from exssnet.errors import InputError
-from exssnet.methods.base import Phase, check_positive
+from exssnet.methods.base import Phase, check_whole
+from exssnet.methods.masks._base import Isolated
+from exssnet.methods.masks._subnetworks import largest_free
 from exssnet.methods.shared.dense import DenseSettings
-from exssnet.methods.shared.mask_subnetworks import largest_free
-from exssnet.methods.shared.masked import Isolated
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,16 @@ class PackNetSettings(DenseSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "retrain_lr")
-        if type(self.retrain_epochs) is not int or self.retrain_epochs < 0:
-            raise InputError(f"retrain_epochs is {self.retrain_epochs}: it must be a whole number, at least 0")
+        check_whole(self, retrain_epochs=0)
+
+    @property
+    def epochs_per_task(self) -> int:
+        return self.epochs + self.retrain_epochs
+
+    @classmethod
+    def of_epochs(cls, epochs: int) -> dict[str, int]:
+        retrain = max(epochs // 3, min(epochs - 1, 1))
+        return {"epochs": epochs - retrain, "retrain_epochs": retrain}
 
 
 class PackNet(Isolated):
@@ -44,21 +50,12 @@ class PackNet(Isolated):
     settings_type = PackNetSettings
     settings: PackNetSettings
 
-    @staticmethod
-    def share_out(epochs: int) -> dict[str, int]:
-        retrain = max(epochs // 3, min(epochs - 1, 1))
-        return {"epochs": epochs - retrain, "retrain_epochs": retrain}
-
-    @staticmethod
-    def planned_epochs(settings: PackNetSettings) -> int:
-        return settings.epochs + settings.retrain_epochs
-
     def phases(self, task: Task) -> Iterator[Phase]:
         network, settings = self.network, self.settings
-        self.subnetwork = dense = OwnSubnetwork.dense(network, task.name, task.train.classes)
+        self.subnetwork = dense = OwnSubnetwork.dense(*self.begin(task))
         if dense.parameters():
             yield Phase("train", dense.parameters(), settings.epochs, settings.lr)
-        kept = largest_free(dense.weights(), ~network.bank.used, network.layout, network.keep)
+        kept = largest_free(dense.vector(), ~network.bank.used, network.layout, network.keep)
         self.subnetwork = pruned = dense.pruned(kept)
         if pruned.parameters() and settings.retrain_epochs:
             yield Phase("retrain", pruned.parameters(), settings.retrain_epochs, settings.retrain_lr)

@@ -11,10 +11,10 @@ from typing import Any
 from exssnet.core.subnetwork import OwnSubnetwork
 from exssnet.data.tasks import Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Phase, check_positive
+from exssnet.methods.base import Phase
+from exssnet.methods.masks._base import Isolated
+from exssnet.methods.masks._subnetworks import ThresholdSubnetwork
 from exssnet.methods.shared.dense import DenseSettings
-from exssnet.methods.shared.mask_subnetworks import ThresholdSubnetwork
-from exssnet.methods.shared.masked import Isolated
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class PiggybackSettings(DenseSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "mask_lr", "threshold", "start")
         if self.start <= self.threshold:
             raise InputError(f"start is {self.start}: it must be above the threshold, {self.threshold}")
 
@@ -47,12 +46,8 @@ class Piggyback(Isolated):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, density=1.0, **options)  # a mask has as many ones as it likes
 
-    @staticmethod
-    def planned_epochs(settings: PiggybackSettings) -> int:
-        return settings.epochs
-
     def phases(self, task: Task) -> Iterator[Phase]:
-        settings, new = self.settings, (self.network, task.name, task.train.classes)
+        settings, new = self.settings, self.begin(task)
         if not self.network.tasks:
             self.subnetwork = dense = OwnSubnetwork.dense(*new)
             yield Phase("train", dense.parameters(), settings.epochs, settings.lr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from exssnet.core.subnetwork import ScoredSubnetwork, WeightSubnetwork
 from exssnet.core.transfer import Transfer, find_lender, scores_from_mask
 from exssnet.data.tasks import Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Phase, bits
-from exssnet.methods.shared.masked import Isolated
+from exssnet.methods.base import Phase, Tensors, bits, check_positive, check_whole
+from exssnet.methods.masks._base import Isolated
 
 STARTS = ("bits", "scores")
 
@@ -36,21 +36,38 @@ class MaskSettings:
     kkt_neighbours: int = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("mask_epochs", 1), ("weight_epochs", 0), ("kkt_samples", 1), ("kkt_neighbours", 1)):
-            if type(getattr(self, name)) is not int or getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}: it must be a whole number, at least {least}")
-        for name in ("lr", "weight_lr"):
-            if not isinstance(getattr(self, name), int | float) or not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name} is {getattr(self, name)}: it must be a positive number, for example 0.001")
+        check_whole(self, mask_epochs=1, weight_epochs=0, kkt_samples=1, kkt_neighbours=1)
+        check_positive(self)
         if self.kkt_start not in STARTS:
             raise InputError(f"kkt_start is '{self.kkt_start}': choose one of {', '.join(STARTS)}")
+
+    @property
+    def epochs_per_task(self) -> int:
+        return self.mask_epochs + self.weight_epochs
+
+    @classmethod
+    def of_epochs(cls, epochs: int) -> dict[str, int]:
+        return {"mask_epochs": epochs - epochs // 2, "weight_epochs": epochs // 2}
+
+
+@dataclass(frozen=True)
+class SupSupSettings(MaskSettings):
+    """Settings of SupSup, which has no phase 2."""
+
+    @property
+    def epochs_per_task(self) -> int:
+        return self.mask_epochs
+
+    @classmethod
+    def of_epochs(cls, epochs: int) -> dict[str, int]:
+        return {"mask_epochs": epochs}
 
 
 class SupSup(Isolated):
     """Find a supermask by edge-popup over fixed random weights."""
 
     name = "supsup"
-    settings_type = MaskSettings
+    settings_type: ClassVar[type[MaskSettings]] = SupSupSettings
     settings: MaskSettings
 
     def __init__(
@@ -60,20 +77,13 @@ class SupSup(Isolated):
     ) -> None:  # fmt: skip
         super().__init__(module, settings, seed, head, outline, init=init, private=private, head_layer=head_layer)
         self.transfers: dict[str, Transfer] = {}  # of finished tasks and the one being learned
-        self.scores: dict[str, Tensor] = {}  # raw scores of finished tasks, kept if they are what is lent
-
-    @staticmethod
-    def share_out(epochs: int) -> dict[str, int]:
-        return {"mask_epochs": epochs}
-
-    @staticmethod
-    def planned_epochs(settings: MaskSettings) -> int:
-        return settings.mask_epochs
+        self.scores = Tensors()  # raw scores of finished tasks, kept if they are what is lent
 
     def phases(self, task: Task) -> Iterator[Phase]:
+        new = self.begin(task)
         self.transfers.pop(task.name, None)  # of a task of that name which was removed
         scores = self.first_scores(task) if self.settings.kkt and self.network.tasks else None
-        self.subnetwork = scored = ScoredSubnetwork(self.network, task.name, task.train.classes, scores)
+        self.subnetwork = scored = ScoredSubnetwork(*new, scores)
         yield Phase("mask", scored.parameters(), self.settings.mask_epochs, self.settings.lr)
         if self.settings.kkt and self.settings.kkt_start == "scores":
             self.scores[task.name] = scored.scores.detach().clone()
@@ -106,27 +116,24 @@ class SupSup(Isolated):
     def drop_unfinished(self) -> None:
         """Let go of a task whose learning was broken off."""
         self.subnetwork = None
-        for kept in (self.transfers, self.scores):
-            for name in kept.keys() - self.network.tasks.keys():
-                kept.pop(name)
+        for name in {*self.transfers, *self.scores} - self.network.tasks.keys():
+            self.transfers.pop(name, None)
+            self.scores.pop(name)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
-        tensors |= {f"scores.{name}": scores for name, scores in self.scores.items()}
         return tensors, facts | {"transfers": {n: asdict(t) for n, t in self.transfers.items()}}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         super().load_state(tensors, facts)
         self.transfers = {name: Transfer(**found) for name, found in facts["transfers"].items()}
-        kept = (name for name in tensors if name.startswith("scores."))
-        self.scores = {name.removeprefix("scores."): tensors[name].to(self.network.device) for name in kept}
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         found = [self.transfers.get(name, Transfer(None, {})) for name in self.network.tasks]
-        return super().facts() | {"transfer": [asdict(transfer) for transfer in found]}
+        return super().report() | {"transfer": [asdict(transfer) for transfer in found]}
 
     def storage(self) -> dict[str, int]:
-        """As of every method with masks, beside the paper's own estimate."""
+        """As of every method with masks, with the paper's own estimate."""
         return super().storage() | {
             "score_bits": bits(self.scores.values()),  # only where raw scores are lent
             "paper_formula_bits": self.paper_weight_bits() + self.network.bank.bits,

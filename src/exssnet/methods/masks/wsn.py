@@ -4,18 +4,16 @@ Subnetworks", 2022).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from exssnet.core.init import fresh_scores
 from exssnet.data.tasks import Task
-from exssnet.methods.base import Phase, bits
+from exssnet.methods.base import Phase, Tensors, bits
+from exssnet.methods.masks._base import Isolated
+from exssnet.methods.masks._subnetworks import WinningSubnetwork
 from exssnet.methods.shared.dense import DenseSettings
-from exssnet.methods.shared.mask_subnetworks import WinningSubnetwork
-from exssnet.methods.shared.masked import Isolated
 
 
 @dataclass(frozen=True)
@@ -41,26 +39,16 @@ class WinningSubnetworks(Isolated):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.scores: Tensor | None = None  # as the last task left them
-
-    @staticmethod
-    def planned_epochs(settings: WsnSettings) -> int:
-        return settings.epochs
+        self.scores = Tensors()  # one vector, as the last task left it
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        scores = self.scores if self.scores is not None else fresh_scores(self.network.layout, self.seed, task.name)
-        self.subnetwork = winning = WinningSubnetwork(self.network, task.name, task.train.classes, scores)
+        new, scores = self.begin(task), self.scores.get("last")
+        if scores is None:
+            scores = fresh_scores(self.network.layout, self.seed, task.name)
+        self.subnetwork = winning = WinningSubnetwork(*new, scores)
         yield Phase("train", winning.parameters(), self.settings.epochs, self.settings.lr)
-        self.scores = winning.scores.detach()
+        self.scores["last"] = winning.scores.detach()
         self.subnetwork = winning.fixed()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = super().state()
-        return tensors | ({"scores": self.scores} if self.scores is not None else {}), facts
-
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        super().load_state(tensors, facts)
-        self.scores = tensors.get("scores")
-
     def storage(self) -> dict[str, int]:
-        return super().storage() | {"score_bits": bits([] if self.scores is None else [self.scores])}
+        return super().storage() | {"score_bits": bits(self.scores.values())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from exssnet.data.tasks import Data, Task
-from exssnet.methods.base import Batch, check_positive
+from exssnet.methods.base import Batch
+from exssnet.methods.regularize._fisher import fisher_diagonal
 from exssnet.methods.shared.dense import Dense, DenseSettings
 
 NUMBERS = 2**22  # of the inputs in a batch: what a network remembers of them for its gradients is many times that
@@ -24,10 +25,6 @@ class EwcSettings(DenseSettings):
     strength: float = 10_000.0
     gamma: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "strength", "gamma")
-
 
 class OnlineEwc(Dense):
     """Hold weights back in proportion to the Fisher information that earlier tasks have in them."""
@@ -35,19 +32,21 @@ class OnlineEwc(Dense):
     name = "ewc-online"
     settings_type = EwcSettings
     settings: EwcSettings
-    keeps = ("fisher", "anchor")
+    fisher: Tensor
+    anchor: Tensor  # where the weights were after the last task
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.fisher = torch.zeros_like(self.network.start)
-        self.anchor = self.network.start.clone()  # where the weights were after the last task
+        self.register_buffer("fisher", torch.zeros_like(self.network.start))
+        self.register_buffer("anchor", self.network.start.clone())
 
     def loss(self, batch: Batch) -> Tensor:
         moved = self.network.weights - self.anchor
-        return self.new_loss(batch) + self.settings.strength / 2 * (self.fisher * moved.square()).sum()
+        penalty: Tensor = self.settings.strength / 2 * (self.fisher * moved.square()).sum()
+        return self.new_loss(batch) + penalty
 
-    def stored(self) -> Sequence[str]:
-        return ("fisher",)  # between tasks the anchor is the network itself
+    def stored(self) -> Iterable[Tensor]:
+        return (self.fisher,)  # between tasks the anchor is the network itself
 
     def end_task(self, task: Task) -> None:
         self.fisher = self.settings.gamma * self.fisher + self.information(task.train)
@@ -61,5 +60,5 @@ class OnlineEwc(Dense):
         size = max(1, min(1000, NUMBERS // prod(data.shape)))
         for index in torch.split(torch.arange(len(data), device=data.device), size):
             x, y = data.batch(index)
-            total += self.network.fisher(x, y + (self.own.start - trained.start), trained)
+            total += fisher_diagonal(self.network, x, y + (self.own.start - trained.start), trained)
         return total / len(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from exssnet.data.tasks import Task
-from exssnet.methods.base import Batch, check_positive
+from exssnet.methods.base import Batch
 from exssnet.methods.shared.dense import Dense, DenseSettings
+from exssnet.methods.shared.teacher import Teacher
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,6 @@ class LwfSettings(DenseSettings):
 
     strength: float = 1.0
     temperature: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "strength", "temperature")
 
 
 def distillation(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -38,31 +34,25 @@ class LearningWithoutForgetting(Dense):
     name = "lwf"
     settings_type = LwfSettings
     settings: LwfSettings
-    keeps = ("teacher", "teacher_buffers")
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.teacher = self.network.start.clone()  # the network as the last task left it
-        self.teacher_buffers = {name: b.clone() for name, b in self.network.buffers.items()}
+        self.teacher = Teacher(self.network)  # between tasks the network itself: nothing more is stored
 
     def loss(self, batch: Batch) -> Tensor:
         loss = self.new_loss(batch)
         if not self.tasks:
             return loss
-        with torch.no_grad():
-            before = self.network.run(batch.x, training=False, weights=self.teacher, buffers=self.teacher_buffers)
-        kept = [distillation(self.seen[:, o], before[:, o], self.settings.temperature) for o in self.earlier()]
-        return loss + self.settings.strength * torch.stack(kept).sum()
+        before, heat = self.teacher.outputs(self.network, batch.x), self.settings.temperature
+        each = torch.stack([distillation(self.seen[:, old], before[:, old], heat) for old in self.earlier()])
+        distilled: Tensor = self.settings.strength * each.sum()
+        return loss + distilled
 
     def earlier(self) -> list[slice]:
         """The outputs to hold: each earlier task's, or all of them together where they are trained together."""
         own = self.outputs_of.slices[: len(self.tasks)]
         return own if self.head == "task" else [slice(0, max(outputs.stop for outputs in own))]
 
-    def stored(self) -> Sequence[str]:
-        return ()  # between tasks the teacher is the network itself
-
     def end_task(self, task: Task) -> None:
-        self.teacher = self.network.weights.detach().clone()
-        self.teacher_buffers = {name: b.clone() for name, b in self.network.buffers.items()}
+        self.teacher.follow(self.network)
         super().end_task(task)

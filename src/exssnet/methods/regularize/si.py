@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exssnet.data.tasks import Task
-from exssnet.methods.base import Batch, check_positive
+from exssnet.methods.base import Batch
 from exssnet.methods.shared.dense import Dense, DenseSettings
 
 
@@ -21,10 +21,6 @@ class SiSettings(DenseSettings):
     strength: float = 100.0
     damping: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "strength", "damping")
-
 
 class SynapticIntelligence(Dense):
     """Hold weights back in proportion to what their way through earlier tasks took off the loss."""
@@ -32,15 +28,19 @@ class SynapticIntelligence(Dense):
     name = "si"
     settings_type = SiSettings
     settings: SiSettings
-    keeps = ("importance", "anchor", "path", "place", "slope")
-    moves = ("path", "place", "slope")
+    importance: Tensor
+    anchor: Tensor
+    path: Tensor  # −∫ slope · d(weights), over this task
+    last: Tensor  # weights at the last step
+    slope: Tensor  # gradient at the last step
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         start = self.network.start
-        self.importance, self.anchor = torch.zeros_like(start), start.clone()
-        self.path = torch.zeros_like(start)  # −∫ slope · d(weights), over this task
-        self.place, self.slope = start.clone(), torch.zeros_like(start)  # weights and gradient at the last step
+        for name in ("importance", "path", "slope"):
+            self.register_buffer(name, torch.zeros_like(start))
+        for name in ("anchor", "last"):
+            self.register_buffer(name, start.clone())
 
     def loss(self, batch: Batch) -> Tensor:
         self._walk()  # the optimizer has stepped since the last gradient
@@ -49,16 +49,16 @@ class SynapticIntelligence(Dense):
     def after_backward(self) -> None:
         weights = self.network.weights
         assert weights.grad is not None
-        self.place.copy_(weights.detach())
+        self.last.copy_(weights.detach())
         self.slope.copy_(weights.grad)  # of the task's loss alone
         weights.grad += 2 * self.settings.strength * self.importance * (weights.detach() - self.anchor)
 
-    def stored(self) -> Sequence[str]:
-        return ("importance",)  # between tasks the anchor is the network itself
+    def stored(self) -> Iterable[Tensor]:
+        return (self.importance,)  # between tasks the anchor is the network itself
 
     def _walk(self) -> None:
-        self.path -= self.slope * (self.network.weights.detach() - self.place)
-        self.place.copy_(self.network.weights.detach())
+        self.path -= self.slope * (self.network.weights.detach() - self.last)
+        self.last.copy_(self.network.weights.detach())
 
     def end_task(self, task: Task) -> None:
         self._walk()

@@ -8,7 +8,7 @@ from torch import Tensor
 from exssnet import randomness
 from exssnet.data.tasks import Task
 from exssnet.methods.base import Batch
-from exssnet.methods.shared.reservoir import Replay
+from exssnet.methods.replay._memory import Replay
 
 BATCH = 1000
 
@@ -31,7 +31,7 @@ class AveragedGem(Replay):
     def after_backward(self) -> None:
         if self.tasks:
             old = self.recall(self._batch)
-            loss = self.old_loss(self.network.run(old.x, training=True), old.labels)
+            loss = self.old_loss(self.outputs(old.x), old.labels)
             (reference,) = torch.autograd.grad(loss, [self.network.weights])
             assert self.network.weights.grad is not None
             self.network.weights.grad.copy_(projected(self.network.weights.grad, reference))

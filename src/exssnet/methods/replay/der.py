@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from exssnet.methods.base import Batch, check_positive
-from exssnet.methods.shared.reservoir import Old, Replay, ReplaySettings
+from exssnet.methods.base import Batch
+from exssnet.methods.replay._memory import Old, Replay, ReplaySettings
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,6 @@ class DerSettings(ReplaySettings):
     """`alpha` weighs the difference to the answers that were stored."""
 
     alpha: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "alpha")
 
 
 class DarkExperienceReplay(Replay):
@@ -38,7 +34,7 @@ class DarkExperienceReplay(Replay):
 
     def replayed(self, batch: Batch) -> Tensor:
         old = self.recall(batch)
-        return self.settings.alpha * self.distance(self.network.run(old.x, training=True), old)
+        return self.settings.alpha * self.distance(self.outputs(old.x), old)
 
     def distance(self, outputs: Tensor, old: Old) -> Tensor:
         """The mean square, over the outputs that an example is trained on."""

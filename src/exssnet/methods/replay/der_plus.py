@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from exssnet.methods.base import Batch, check_positive
+from exssnet.methods.base import Batch
 from exssnet.methods.replay.der import DarkExperienceReplay, DerSettings
 
 
@@ -15,10 +15,6 @@ class DerPlusSettings(DerSettings):
     """`beta` weighs the loss on the remembered labels."""
 
     beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "beta")
 
 
 class DarkExperienceReplayPlus(DarkExperienceReplay):
@@ -30,5 +26,5 @@ class DarkExperienceReplayPlus(DarkExperienceReplay):
 
     def replayed(self, batch: Batch) -> Tensor:
         old = self.recall(batch)
-        labels = self.settings.beta * self.old_loss(self.network.run(old.x, training=True), old.labels)
+        labels = self.settings.beta * self.old_loss(self.outputs(old.x), old.labels)
         return super().replayed(batch) + labels

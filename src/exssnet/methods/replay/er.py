@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from exssnet.methods.base import Batch
-from exssnet.methods.shared.reservoir import Replay
+from exssnet.methods.replay._memory import Replay
 
 
 class ExperienceReplay(Replay):
@@ -15,6 +15,6 @@ class ExperienceReplay(Replay):
         loss = self.new_loss(batch)
         if self.tasks:
             old = self.recall(batch)
-            loss = loss + self.old_loss(self.network.run(old.x, training=True), old.labels)
+            loss = loss + self.old_loss(self.outputs(old.x), old.labels)
         self.remember(batch)
         return loss

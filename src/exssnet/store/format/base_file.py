@@ -22,8 +22,8 @@ from exssnet.errors import InputError, ParseError, StoreError, unknown
 from exssnet.io.typed import Between, Length, line, short, typed
 from exssnet.methods import methods, parse
 from exssnet.methods.masks.supsup import SupSup
-from exssnet.model import Model
 from exssnet.models import MODELS, build, fitting, names
+from exssnet.train.learner import Learner
 
 INITS = ("hashed", "keep")
 HEAD_ROWS = 2  # outputs of the network as built; every task has a head of its own size
@@ -68,7 +68,7 @@ class Base:
         except ParseError as error:
             raise StoreError(str(error)) from error
 
-    def model(self, module: nn.Module | None, tensors: Mapping[str, Tensor] | None = None) -> Model:
+    def model(self, module: nn.Module | None, tensors: Mapping[str, Tensor] | None = None) -> Learner:
         """Make the model without tasks; a user's module gets the stored tensors."""
         if self.network is not None and module is not None:
             raise InputError(f"the model has the built-in network {self.network}: do not pass a module")
@@ -78,7 +78,7 @@ class Base:
         private = self.private
         if self.structure:  # earlier versions recorded patterns that match nothing, which are refused now
             private = tuple(word for word in private if stands_for(module, word))
-        model = Model(
+        model = Learner(
             module, self.density, self.seed, method=self.method, init=self.init, private=private, head="task",
             head_layer=self.head_layer,
         )  # fmt: skip
@@ -213,4 +213,4 @@ def _put(network: MaskedNetwork, tensors: Mapping[str, Tensor]) -> None:
             network.weights = tensor.clone()
         else:
             groups[group][short] = tensor.clone()
-    network.seal()
+    network.proof.seal()

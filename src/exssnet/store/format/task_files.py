@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from exssnet.core import changes
 from exssnet.core.bank import pack, unpack
 from exssnet.core.network import MaskedNetwork
 from exssnet.errors import DataError, StoreError
@@ -45,10 +46,10 @@ def write(network: MaskedNetwork, first: Tensor, start: int, used: Tensor) -> li
         values = network.weights[owned]
         if not torch.equal(values, first[owned]):  # a task may have trained none
             tensors["values"] = values
-        if learned.apart is not None:
+        if learned.override is not None:
             positions = torch.zeros_like(mask)
-            positions[learned.apart[0]] = True
-            tensors |= {"apart": _bytes(codec.encode(positions[mask])), "apart.values": learned.apart[1]}
+            positions[learned.override[0]] = True
+            tensors |= {"apart": _bytes(codec.encode(positions[mask])), "apart.values": learned.override[1]}
         plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         coded.append(Coded(save(plain), predictor))
         used |= mask
@@ -88,7 +89,7 @@ def read(
         state |= {f"task.{index}.{PRIVATE}{name}": tensor for name, tensor in own.items()}
         positions[card["name"]] = index
         used |= mask
-    network.load_state(state | {"weights": weights}, cards)
+    changes.load_state(network, state | {"weights": weights}, cards)
     return stopped
 
 

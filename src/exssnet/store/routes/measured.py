@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.routing import certainty
+from exssnet.core.routing.rules import certainty
 from exssnet.errors import ExssnetError, ParseError
 from exssnet.io.typed import Between, Length, typed
 from exssnet.store.routes.held_out import MOST_ROWS, spread

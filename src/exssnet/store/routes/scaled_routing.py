@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from exssnet.core.network import MaskedNetwork
-from exssnet.core.routing import Routed, Scaling, route
+from exssnet.core.routing.rules import Routed, route
+from exssnet.core.routing.superposition import Scaling
 from exssnet.data.files import labelled as files
 from exssnet.data.files.examples import as_inputs
 
