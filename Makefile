@@ -21,6 +21,7 @@ check: $(READY)
 	$(BIN)/ruff check src tests benchmarks studies
 	$(BIN)/ruff format --check src tests benchmarks studies
 	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports --no-logo
 
 format: $(READY)
 	$(BIN)/ruff check --fix src tests benchmarks studies
