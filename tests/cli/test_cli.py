@@ -95,7 +95,7 @@ def test_json_prints_the_record_and_nothing_else(exssnet, tmp_path):
             ["permuted-mnist", "rotated-mnist", "split-cifar100", "split-digits", "split-imagenet", "split-mnist",
              "split-tiny-imagenet"],
         ),
-        ("models", ["lenet-300-100", "mlp", "resnet18", "resnet50"]),
+        ("models", ["lenet-300-100", "mlp", "resnet18", "resnet50", "text-cnn", "text-cnn-relu"]),
     ],
 )  # fmt: skip
 def test_list_names_everything_with_a_line_each(exssnet, what, names):
