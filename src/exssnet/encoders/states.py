@@ -58,6 +58,15 @@ class States:
             (shard.states, start, end) for shard in shards for start, end in pairwise([0, *shard.ends.tolist()])
         ]
 
+    @classmethod
+    def joined(cls, parts: Sequence[States]) -> States:
+        """The rows of several, one after the other."""
+        one = cls([], parts[0].width, sum(part.encoded for part in parts))
+        one.cut = sum(part.cut for part in parts)
+        one.lengths = np.concatenate([part.lengths for part in parts])
+        one._rows = [row for part in parts for row in part._rows]
+        return one
+
     def __len__(self) -> int:
         return len(self._rows)
 
