@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.parts import missing
 
 from exssnet.data.benchmarks.text import SEQUENCES, SOURCES, text_stream, text_tasks
 from exssnet.data.text.texts import Sample, Texts
 from exssnet.encoders import load
 from exssnet.errors import DataError, InputError
-from tests.parts import missing
 
 
 @pytest.fixture(scope="module")
