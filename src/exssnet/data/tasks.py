@@ -96,6 +96,10 @@ class Stream(Sequence[Task]):
     def task(self, index: int) -> Task:
         """The task at a position, 0 ≤ index < len."""
 
+    def text_counts(self) -> dict[str, dict[str, int]]:
+        """How many texts each split has, and how many of them are empty or were cut; nothing of other data."""
+        return {}
+
     def task_name(self, index: int) -> str:
         return f"task{index + 1}"
 

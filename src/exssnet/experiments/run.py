@@ -21,10 +21,11 @@ from exssnet.engine.execution import CPU, CUDA, Execution
 from exssnet.engine.kernels import has_triton
 from exssnet.errors import InputError, RunError
 from exssnet.experiments import metrics, recipes
+from exssnet.experiments.class_incremental import class_incremental
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.run_folder import RunFolder
 from exssnet.methods import Method, parse
-from exssnet.models import build
+from exssnet.models import build, fitting
 from exssnet.train import EpochReport, Listener, Trainer, TrainSettings, accuracy, checkpoint
 from exssnet.train.listener import Forwarding
 from exssnet.version import __version__
@@ -71,10 +72,11 @@ def prepare(config: RunConfig) -> tuple[Stream, Method]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.derive(config.seed, "module"))
         outputs = kind.outputs(config.head, classes)
-        module = build(config.network, stream.input_shape, outputs, config.width)
+        network = fitting(stream.input_shape) if config.network == "auto" else config.network
+        module = build(network, stream.input_shape, outputs, config.width)
     method = kind(module, settings, config.seed, config.head, Outline(classes, examples))
     method.to(config.device)
-    structure = f"{config.network} {stream.input_shape} {outputs} {config.width} {config.head}"
+    structure = f"{network} {stream.input_shape} {outputs} {config.width} {config.head}"
     method.execute(replace(_execution(config), structure=structure))
     return stream, method
 
@@ -109,6 +111,7 @@ class _Run:
         self.listener = listener
         self.rows: list[list[float]] = []  # per learned task: the accuracies measured then, up to its own
         self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
+        self.identified: dict[int, float] = {}  # per task: test examples whose task was found, in %, at the last look
         self._tests: dict[int, Data] = {}  # not on the device, where they would take more room than the masks
         self._checkpoint_seconds = checkpoint_seconds
         self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
@@ -160,13 +163,20 @@ class _Run:
         measured.
         """
         last = index + 1 == len(self.stream)
+        if self.config.setting != "task-incremental":  # later tasks draw answers away
+            return 0
         return index if self.method.exclusive and self.config.evaluate == "all" and not last else 0
 
     def _accuracy(self, index: int) -> float:
         test = self._tests[index] if index in self._tests else self.stream[index].test
         if self.config.evaluate == "all":
             self._tests[index] = test  # it will be asked for after every task
-        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test.to(self.config.device))
+        test = test.to(self.config.device)
+        if self.config.setting == "class-incremental":
+            found = class_incremental(self.method, self.stream, index, test, self.config.routing)
+            self.identified[index] = found.identified
+            return found.accuracy
+        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test)
 
     # --- stopping and going on -------------------------------------------------------------------------------
 
@@ -230,10 +240,11 @@ class _Run:
             [None if entry is None else place >= self._carried_over(index) for place, entry in enumerate(row)]
             for index, row in enumerate(matrix)
         ]
-        proof = self.method.verify()
-        # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
+        proof, routed = self.method.verify(), config.setting == "class-incremental"
+        # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known,
+        # nor of answers among the classes of all tasks
         in_turn = all(matrix[i][i] is not None for i in range(len(stream)))  # not where all are learned at once
-        complete = in_turn and (config.evaluate == "all" or (proof is not None and proof.verified))
+        complete = in_turn and (config.evaluate == "all" or (routed is False and proof is not None and proof.verified))
         facts = self.method.facts()
         overlaps = facts.get("sparse_overlap")
         return {
@@ -241,6 +252,10 @@ class _Run:
             "method": config.method,
             "seed": config.seed,
             "miniature": config.samples_per_class is not None,
+            "sample": stream.sample,  # of a data set that is here only in part
+            "setting": config.setting,
+            "task_identification": [self.identified[i] for i in range(len(stream))] if self.identified else None,
+            "texts": stream.text_counts() or None,
             "tasks": len(stream),
             "epochs": self.method.planned_epochs(self.method.settings),  # per task, all phases together
             "class_order": stream.class_order,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,8 @@ class TextCNN(nn.Module):
         seen = present | at_least  # short texts are as long as the widest filter
         activate = ACTIVATIONS[self.activation]
         # both activations rise, so the maximum may come first: T times fewer values to activate
-        best = [activate(self._best(layer.get_parameter("weight"), states, seen)) for layer in self.convolutions]
+        weights = [cast(nn.Conv1d, layer).weight for layer in self.convolutions]
+        best = [activate(self._best(weight, states, seen)) for weight in weights]
         logits: Tensor = self.head(torch.cat(best, 1))
         return logits
 

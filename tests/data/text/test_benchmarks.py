@@ -113,7 +113,7 @@ def test_tasks_have_the_names_and_labels_of_the_stream(texts_mirror):
     assert x.shape[0] == 3
     assert x.shape[2] == 5
     assert set(y.tolist()) <= {0, 1, 2, 3}
-    assert stream.counts["ag train"].texts == 32
+    assert stream.text_counts()["ag train"]["texts"] == 32
 
 
 # --- the draw ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ a share of each class is held out for it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,8 @@ from exssnet.errors import DataError, InputError, ParseError
 from exssnet.io import parse
 from exssnet.io.parse import Between, Length, Matching
 
-Name = Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", "a name of letters, digits, points, + and -")]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
+Name = Annotated[str, Matching(NAME, "a name of letters, digits, points, + and -")]
 File = Annotated[str, Length(1, 4096)]
 Share = Annotated[float, Between(0.01, 0.9)]
 Words = Annotated[tuple[Annotated[str, Length(1, 1000)], ...], Length(1, 100)]
@@ -218,8 +218,3 @@ def _numbers(classes: Sequence[Sequence[str]], shared: bool) -> list[tuple[int, 
 
 def _beside(path: Path, file: str) -> Path:
     return path.parent / Path(file).expanduser()
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a stream's file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ class StatesData(Data):
         self.shape = (most_tokens, states.width + 1)
         self.lengths = lengths[order]  # int64 [N], on the CPU
         self._states, self._rows, self._packed = states, rows.cpu()[order], packed
+        # several runs on a GPU read the one copy there, as long as one of them does
+        self._copies: WeakValueDictionary[torch.device, StatesData] = WeakValueDictionary()
         if packed is not None:
             longest = int(self.lengths[-1]) if len(self.lengths) else 1
             self._tokens = min(max(-(-longest // MULTIPLE) * MULTIPLE, MULTIPLE), most_tokens)
@@ -74,8 +77,12 @@ class StatesData(Data):
         device = torch.empty(0, device=device).device
         if device == self.device:
             return self
-        packed = self.pack().to(device) if device.type != "cpu" else None
-        return StatesData(self._states, self._rows, self.labels.to(device), self.classes, self.shape[0], packed)
+        there = self._copies.get(device)
+        if there is None:
+            packed = self.pack().to(device) if device.type != "cpu" else None
+            there = StatesData(self._states, self._rows, self.labels.to(device), self.classes, self.shape[0], packed)
+            self._copies[device] = there
+        return there
 
     def pack(self) -> Tensor:
         """The states of all rows end to end, fp16 [tokens, width]."""

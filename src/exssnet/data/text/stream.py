@@ -33,16 +33,6 @@ class TextTask:
         return {"train": self.train, **held, "test": self.test}
 
 
-@dataclass
-class TextCounts:
-    """What was found while texts were encoded."""
-
-    texts: int = 0
-    empty: int = 0
-    cut: int = 0  # longer than the encoder takes
-    encoded: int = 0  # went through the encoder now; the others were in the cache
-
-
 @dataclass(eq=False)
 class TextStream(Stream):
     """Text tasks in the order they are learned. A task's texts are encoded when it is asked for, once."""
@@ -50,7 +40,9 @@ class TextStream(Stream):
     name: str
     tasks: Sequence[TextTask]
     encoder: Encoder
-    counts: dict[str, TextCounts] = field(default_factory=dict)  # by split, of those that were asked for
+    encoded: int = 0  # texts that had to go through the encoder, and were not in the cache
+    _data: dict[tuple[int, str], StatesData] = field(default_factory=dict)
+    _cut: dict[str, int] = field(default_factory=dict)  # by split
 
     def __post_init__(self) -> None:
         self.input_shape = (self.encoder.limit, self.encoder.width + 1)
@@ -77,18 +69,31 @@ class TextStream(Stream):
 
     def task(self, index: int) -> Task:
         one = self.tasks[index]
-        data = {part: self._encoded(one, part, texts) for part, texts in one.parts().items()}
+        data = {part: self._states(index, part) for part in one.parts()}
         return Task(index, one.name, one.numbers, data["train"], data["test"], data.get("validation"))
 
-    def _encoded(self, task: TextTask, part: str, texts: Texts) -> StatesData:
-        name = f"{task.name} {part}"
+    def text_counts(self) -> dict[str, dict[str, int]]:
+        found = {}
+        for index, task in enumerate(self.tasks):
+            for part, texts in task.parts().items():
+                self._states(index, part)
+                name = f"{task.name} {part}"
+                found[name] = {"texts": len(texts), "empty": texts.empty, "cut": self._cut[name]}
+        return found
+
+    def _states(self, index: int, part: str) -> StatesData:
+        """A split's token states, encoded when they are first asked for."""
+        if (index, part) in self._data:
+            return self._data[index, part]
+        task = self.tasks[index]
+        texts, name = task.parts()[part], f"{task.name} {part}"
         found = state_cache().states(self.encoder, texts.texts, lambda done, total: tell(name, done, total))
-        counts = self.counts.setdefault(name, TextCounts(len(texts), texts.empty, found.cut))
-        counts.encoded += found.encoded
-        data = StatesData(
-            found, torch.arange(len(texts)), texts.labels, len(task.class_names), self.encoder.limit
-        )  # fmt: skip
+        self.encoded += found.encoded
+        self._cut[name] = found.cut
+        rows = torch.arange(len(texts))
+        data = StatesData(found, rows, texts.labels, len(task.class_names), self.encoder.limit)
         check(data, f"{part} split of task {task.name}")
+        self._data[index, part] = data
         return data
 
 
