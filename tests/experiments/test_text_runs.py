@@ -191,8 +191,12 @@ def test_the_recipes_are_the_papers_settings():
 
 
 def test_without_transformers_and_a_hub_the_encoder_is_the_random_embedding(monkeypatch):
-    monkeypatch.setattr("exssnet.encoders.found.find_spec", lambda name: None)
+    from exssnet.encoders import found
+
+    found.automatic.cache_clear()
+    monkeypatch.setattr(found, "find_spec", lambda name: None)
     assert resolve("webnlp-s2", "exssnet", 0).encoder == "random"
+    found.automatic.cache_clear()
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,8 +75,9 @@ def load(name: str, *, seed: int = 0, limit: int = MOST_TOKENS, device: str = "c
     return read_vectors(path, limit)
 
 
+@cache
 def automatic() -> str:
-    """The published encoder where it is here or the hub can be reached, else the random embedding."""
+    """The published encoder where it is here or the hub can be reached, else the random embedding; asked once."""
     known = KNOWN[PUBLISHED]
     if find_spec("transformers") is None or known.hub is None:
         return RANDOM
