@@ -66,7 +66,7 @@ class TextCNN(nn.Module):
         if self.training and weight.requires_grad and not states.is_cuda and not states.requires_grad:
             found: Tensor = _BestWindows.apply(weight, states, whole)  # type: ignore[no-untyped-call]
             return found
-        return _responses(weight, states, whole).amax(2)
+        return _responses(weight, states, whole).amax(1)
 
 
 def relu(input_shape: Sequence[int], classes: int, width: float = FILTERS) -> TextCNN:
@@ -75,8 +75,15 @@ def relu(input_shape: Sequence[int], classes: int, width: float = FILTERS) -> Te
 
 
 def _responses(weight: Tensor, states: Tensor, whole: Tensor) -> Tensor:
-    """Of every filter at every window [B, filters, windows]; -inf where a window reaches beyond the text."""
-    return functional.conv1d(states.transpose(1, 2), weight).masked_fill(~whole[:, None], -torch.inf)
+    """Of every filter at every window [B, windows, filters]; -inf where a window reaches beyond the text.
+
+    As a 2-D convolution over images of one row, since states are such images in the order `channels_last`: a 1-D
+    convolution would copy them into another one, and takes a quarter longer on a CPU.
+    """
+    rows = states[:, None].permute(0, 3, 1, 2)  # [B, width, 1, T], a view
+    filters = weight[:, :, None].contiguous(memory_format=torch.channels_last)
+    found = functional.conv2d(rows, filters).permute(0, 2, 3, 1).squeeze(1)
+    return found.masked_fill(~whole[..., None], -torch.inf)
 
 
 class _BestWindows(torch.autograd.Function):
@@ -88,7 +95,7 @@ class _BestWindows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, states: Tensor, whole: Tensor) -> Tensor:
-        best, where = _responses(weight, states, whole).max(2)
+        best, where = _responses(weight, states, whole).max(1)
         ctx.save_for_backward(states, where)
         ctx.tokens = weight.shape[2]
         return best
@@ -105,4 +112,4 @@ class _BestWindows(torch.autograd.Function):
             functional.embedding_bag(windows + offset, tokens, per_sample_weights=factors, mode="sum")
             for offset in range(ctx.tokens)
         ]
-        return torch.stack(sums, 2), None, None  # [filters, width, window]
+        return torch.stack(sums, 1).transpose(1, 2), None, None  # [filters, width, window]
