@@ -17,8 +17,6 @@ from exssnet.encoders.states import GB, StateCache, state_cache
 from exssnet.encoders.words import RandomEncoder
 from exssnet.errors import InputError
 
-from . import tiny
-
 TEXTS = [f"text number {at} " + "more " * (at % 7) for at in range(20)] + ["", ("a pair", "of texts")]
 
 
@@ -70,6 +68,8 @@ def test_states_are_the_encoders_and_a_second_time_nothing_is_encoded(folder):
 
 def test_with_a_warm_cache_no_forward_of_a_transformer_happens_and_no_weights_are_loaded(folder, tmp_path):
     from exssnet import encoders
+
+    from . import tiny
 
     path = str(tiny.make(tmp_path / "bert"))
     first, forwards = encoders.load(path), []

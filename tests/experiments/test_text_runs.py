@@ -57,9 +57,9 @@ def test_streams_of_own_tables_and_images_are_learned(tmp_path, stream, network)
     assert record["zero_forgetting"]["verified"]
 
 
-@pytest.mark.parametrize("method", ["supsup", "ssnet", "piggyback", "naive", "er", "ewc-online"])
+@pytest.mark.parametrize("method", ["supsup", "ssnet", "piggyback", "naive", "er", "ewc-online", "hat", "cgate"])
 def test_other_methods_learn_the_same_texts(tmp_path, method):
-    """Masks, a plain network, a memory of examples, and a Fisher information of a layer it does not know."""
+    """Masks, a plain network, a memory of examples, a Fisher information of a layer it does not know, and gates."""
     record = learn(own_streams.text_stream(tmp_path), tmp_path / "runs", method, **QUICK)
     assert record["accuracy_matrix"][0][0] > 75
     assert record["accuracy_matrix"][1][1] > 75

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import exssnet
 from exssnet import models
 from exssnet.core.network import MaskedNetwork
 from exssnet.errors import InputError
@@ -106,3 +107,20 @@ def test_what_it_is_compiled_and_exported_from_is_the_plain_operations() -> None
 def test_what_is_no_token_states_or_no_number_of_filters_is_refused(shape: tuple[int, ...], width: float) -> None:
     with pytest.raises(InputError):
         TextCNN(shape, 3, width)
+
+
+def test_a_model_learns_token_states_as_it_learns_images_and_keeps_what_it_learned() -> None:
+    """One tensor with its lengths in it is all that `Model` needs."""
+    model = exssnet.Model(TextCNN((12, WIDTH + 1), 2, 20), density=0.3, seed=0)
+    parts = []
+    for seed in range(2):
+        texts = texts_of([3 + (row % 9) for row in range(60)], seed)
+        labels = torch.arange(60) % 2
+        for text, label in zip(texts, labels.tolist(), strict=True):
+            text[0] += 4 * (2 * label - 1) * (1 if seed else -1)  # the first token tells the class
+        parts.append((padded(texts, 12), labels))
+        model.learn(f"task {seed}", parts[-1], (6, 6))
+    for seed, (x, labels) in enumerate(parts):
+        answers = model.predict(x, task=f"task {seed}")
+        assert (answers == labels).float().mean() > 0.9
+    assert model.verify().verified

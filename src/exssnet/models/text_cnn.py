@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,13 +55,17 @@ class TextCNN(nn.Module):
         seen = present | at_least  # short texts are as long as the widest filter
         activate = ACTIVATIONS[self.activation]
         # both activations rise, so the maximum may come first: T times fewer values to activate
-        weights = [cast(nn.Conv1d, layer).weight for layer in self.convolutions]
-        best = [activate(self._best(weight, states, seen)) for weight in weights]
+        best = [activate(self._best(layer, states, seen)) for layer in self.convolutions]
         logits: Tensor = self.head(torch.cat(best, 1))
         return logits
 
-    def _best(self, weight: Tensor, states: Tensor, seen: Tensor) -> Tensor:
+    def _best(self, layer: nn.Module, states: Tensor, seen: Tensor) -> Tensor:
         """The largest response of every filter over the windows that end in the text, [B, filters]."""
+        if type(layer) is not nn.Conv1d:  # a method has put something around it, such as a gate for each filter
+            gated: Tensor = layer(states.transpose(1, 2))
+            whole = seen[:, seen.shape[1] - gated.shape[2] :]
+            return gated.masked_fill(~whole[:, None], -torch.inf).amax(2)
+        weight = layer.weight
         whole = seen[:, weight.shape[2] - 1 :]  # windows by their last token
         if self.training and weight.requires_grad and not states.is_cuda and not states.requires_grad:
             found: Tensor = _BestWindows.apply(weight, states, whole)  # type: ignore[no-untyped-call]
