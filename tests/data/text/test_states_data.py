@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exssnet.data.text.states import POOL, StatesData
+from exssnet.data.text.by_length import POOL
+from exssnet.data.text.states import StatesData
 from exssnet.encoders.states import Shard, States
 from exssnet.models.text_cnn import TextCNN
 

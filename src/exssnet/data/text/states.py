@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exssnet.data.tasks import Data
+from exssnet.data.text.by_length import ByLength
 from exssnet.encoders.states import States
 
-POOL = 64  # batches' worth of examples that are sorted by length together
 MULTIPLE = 8  # tokens: lengths on a GPU are rounded up to it
 
 
-class StatesData(Data):
+class StatesData(ByLength):
     """Rows of token states under a task's labels, the shortest first.
 
     On a CPU a batch is as long as its longest text. On a GPU, where steps are captured for fixed shapes, every batch of
@@ -29,13 +28,9 @@ class StatesData(Data):
         self, states: States, rows: Tensor, labels: Tensor, classes: int, most_tokens: int, packed: Tensor | None = None
     ) -> None:  # fmt: skip
         """`rows` and `labels` go together, in any order; `packed` are the states of sorted rows on a device."""
-        lengths = torch.from_numpy(states.lengths)[rows.cpu()]
-        order = lengths.argsort(stable=True)
-        self.labels = labels[order.to(labels.device)]
-        self.classes = classes
+        super().__init__(torch.from_numpy(states.lengths)[rows.cpu()], rows, labels, classes)
         self.shape = (most_tokens, states.width + 1)
-        self.lengths = lengths[order]  # int64 [N], on the CPU
-        self._states, self._rows, self._packed = states, rows.cpu()[order], packed
+        self._states, self._packed = states, packed
         # several runs on a GPU read the one copy there, as long as one of them does
         self._copies: WeakValueDictionary[torch.device, StatesData] = WeakValueDictionary()
         if packed is not None:
@@ -58,20 +53,6 @@ class StatesData(Data):
 
     def shown(self, examples: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return examples.float()
-
-    def order(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """All examples in batches of like lengths, the batches in random order.
-
-        Drawn at random, sorted within pools of 64 batches, and cut into batches. An epoch's last, smaller batch is
-        drawn before, from all lengths.
-        """
-        drawn = torch.randperm(len(self), generator=generator)
-        whole = len(self) // batch_size * batch_size
-        rest, drawn = drawn[whole:], drawn[:whole]
-        pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in torch.split(drawn, POOL * batch_size)]
-        batches = [batch for pool in pools for batch in torch.split(pool, batch_size)]
-        turns = torch.randperm(len(batches), generator=generator).tolist()
-        return torch.cat([*(batches[turn] for turn in turns), rest])
 
     def to(self, device: str | torch.device) -> StatesData:
         device = torch.empty(0, device=device).device
