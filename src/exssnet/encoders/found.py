@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ FOLDER = "EXSSNET_ENCODERS"
 RANDOM, STATIC, AUTO = "random", "static:", "auto"
 HUB_SECONDS = 5.0  # to ask whether there is a hub
 PATTERNS = ["*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model"]
+SEEN_BEFORE = {"yahoo", "mnli", "qqp"}  # data sets, of those we know by name
 TRAINED_ON = "it was trained on pairs that include Yahoo Answers, SNLI, MultiNLI and Quora questions"
 
 
@@ -99,10 +100,11 @@ def describe() -> dict[str, str]:
     return found
 
 
-def remark(name: str) -> str | None:
-    """What must be said beside results of an encoder, if anything."""
+def remark(name: str, data_sets: Iterable[str]) -> str | None:
+    """What must be said beside results of an encoder on some data sets, if anything."""
     plain = name.lower().replace("_", "-")
-    return TRAINED_ON if "all-minilm" in plain or "all-mpnet" in plain else None
+    met = SEEN_BEFORE.intersection(data_sets)
+    return TRAINED_ON if met and ("all-minilm" in plain or "all-mpnet" in plain) else None
 
 
 def _random(name: str, seed: int, limit: int) -> Encoder:
