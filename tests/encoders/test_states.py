@@ -144,7 +144,7 @@ def test_processes_share_the_work(folder, tmp_path):
         states.SHARD = 5
         class Slow(RandomEncoder):
             def encode(self, texts):
-                time.sleep(0.2)
+                time.sleep(0.5)
                 return super().encode(texts)
         ready = Path({str(tmp_path)!r})
         (ready / sys.argv[1]).touch()

@@ -83,15 +83,10 @@ def test_all_rows_of_one_class_are_refused(tmp_path, file):
         read_texts(same, Columns(("body",), "team"))
 
 
-def test_numbers_are_no_text(file):
-    if file.suffix == ".csv":
-        pytest.skip("not for .csv, where everything is text")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_numbers_are_no_text(tmp_path, suffix):
     with pytest.raises(DataError, match="column 'n': is a int, not text"):
-        read_texts(file, Columns(("n",), "team"))
-
-
-def lines(text: str) -> bytes:
-    return text.encode()
+        read_texts(write(tmp_path / f"a{suffix}", ROWS), Columns(("n",), "team"))
 
 
 @pytest.mark.parametrize(
