@@ -287,3 +287,12 @@ def test_every_mask_method_takes_the_setting():
     for name, kind in methods().items():
         if hasattr(kind, "network") or name in ("supsup", "ssnet", "exssnet", "packnet", "wsn", "piggyback"):
             assert resolve("webnlp-s2", name, 0, encoder="random", setting="class-incremental").setting
+
+
+@pytest.mark.gpu
+def test_texts_are_learned_by_captured_steps_on_a_gpu(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    record = learn(own_streams.text_stream(tmp_path), tmp_path / "runs", device="cuda", **QUICK)
+    assert record["average_accuracy"] > 85
+    assert record["zero_forgetting"]["verified"]
