@@ -1,6 +1,6 @@
 """The Fisher diagonal of a task, as EWC needs it, against one image at a time: LeNet-300-100, on one CPU thread.
 
-    python benchmarks/fisher.py --json results/performance/fisher/1.json
+    python benchmarks/fisher.py --json studies/performance/fisher.json
 
 Both run over all images in one process, alternating, and their results are compared.
 """

@@ -1,6 +1,6 @@
 """Predictions of a model directory: a batch of several tasks, changing between tasks, opening a thousand of them.
 
-    python benchmarks/store.py --json results/performance/store.json
+    python benchmarks/store.py --json studies/performance/store.json
 
 1. 64 rows over 16 tasks of LeNet-300-100, in one call with a task per row, against one call per task; both through
    `StoredModel.predict`, alternating, with everything cached.

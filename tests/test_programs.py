@@ -14,6 +14,7 @@ SMALL = {
     "benchmarks/model_learn.py": "--device cpu --small --networks mlp --rounds 1 --epochs 1",
     "benchmarks/step.py": "--device cpu --network resnet18 --batch-size 4 --steps 2 --rounds 1",
     "benchmarks/store.py": "--tasks 2 --rounds 1",
+    "benchmarks/text.py": "--small",
     "benchmarks/transfer.py": "--benchmark split-digits --mask-epochs 1 --weight-epochs 1 --seeds 1",
     "studies/hat-attention/attention.py": "split-digits --epochs 1 --device cpu",
     "studies/published-settings/shared_outputs.py": (

@@ -28,6 +28,8 @@ def numbers(text: str) -> list[float]:
 def first_tasks(benchmark: str, tasks: int, seed: int) -> dict[str, str | int]:
     """What cuts a benchmark's stream down to its first tasks."""
     whole = resolve(benchmark, "exssnet", seed)
+    if whole.stream != "split":
+        return {"tasks": tasks}  # they have an order of their own
     groups = stream(whole).class_order[:tasks]
     return {"tasks": tasks, "class_order": ",".join(str(label) for group in groups for label in group)}
 
@@ -58,16 +60,19 @@ def main() -> None:
     parser.add_argument("--held-out", type=float, default=0.2)
     parser.add_argument("--mask-epochs", type=int)
     parser.add_argument("--weight-epochs", type=int)
+    parser.add_argument("--encoder", help="of texts")
+    parser.add_argument("--sample", type=int, help="of texts: training rows a class")
     parser.add_argument("--together", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
 
     first = first_tasks(options.benchmark, options.tasks, options.seed)
     epochs = {"mask_epochs": options.mask_epochs, "weight_epochs": options.weight_epochs}
+    texts = {"encoder": options.encoder, "sample": options.sample}
     configs = [
         resolve(
             options.benchmark, options.method, options.seed, lr=rate, weight_lr=weight_rate, optimizer="adamw",
-            weight_decay=decay, validation=options.held_out, **first, **epochs,
+            weight_decay=decay, validation=options.held_out, **first, **epochs, **texts,
         )
         for rate, weight_rate, decay in product(options.rates, options.weight_rates, options.decays)
     ]  # fmt: skip

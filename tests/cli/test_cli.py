@@ -95,10 +95,11 @@ def test_json_prints_the_record_and_nothing_else(exssnet, tmp_path):
         ),
         (
             "benchmarks",
-            ["permuted-mnist", "rotated-mnist", "split-cifar100", "split-digits", "split-imagenet", "split-mnist",
-             "split-tiny-imagenet"],
+            ["glue-s1", "permuted-mnist", "rotated-mnist", "split-cifar100", "split-digits", "split-imagenet",
+             "split-mnist", "split-tiny-imagenet", "webnlp-s2", "webnlp-s3", "webnlp-s4", "webnlp-s5", "webnlp-s6",
+             "webnlp-s7", "webnlp-s8"],
         ),
-        ("models", ["lenet-300-100", "mlp", "resnet18", "resnet50"]),
+        ("models", ["lenet-300-100", "mlp", "resnet18", "resnet50", "text-cnn", "text-cnn-relu"]),
     ],
 )  # fmt: skip
 def test_list_names_everything_with_a_line_each(exssnet, what, names):

@@ -256,6 +256,21 @@ def test_published_numbers_stand_beside_runs_made_as_the_published_ones_only(put
     assert len(rows(folder)) == 12
 
 
+def test_published_numbers_of_text_stand_beside_runs_with_its_encoder_on_all_of_the_data(put):
+    def record(place, sample=False, **config):
+        config = {"network": "text-cnn", "encoder": "bert-base-uncased"} | config
+        return put("exssnet", [40.0], "webnlp-s2", place, config, {}, epochs=4, sample=sample)
+
+    record("as published")
+    record("a part of the data", sample=True)
+    record("another encoder", encoder="random:100:0")
+    record("another number of tasks", tasks=3)
+    folder = record("without the task", setting="class-incremental")
+    assert [row.published for row in rows(folder) if row.published] == [(77.0, 0.0)]
+    assert len(rows(folder)) == 5
+    assert sum(row.title.endswith("(sample)") for row in rows(folder)) == 1
+
+
 @pytest.mark.parametrize(("second", "proved"), [(True, True), (False, False), (None, None)])
 def test_a_row_is_proved_if_every_one_of_its_runs_is(put, second, proved):
     proof = {"verified": True, "digests": {}, "changed": []}

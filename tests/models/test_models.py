@@ -11,6 +11,7 @@ from exssnet import models
 from exssnet.errors import InputError
 
 SHAPES = {"lenet-300-100": (1, 28, 28), "mlp": (5,), "resnet18": (3, 32, 32), "resnet50": (3, 64, 64)}
+SHAPES |= {"text-cnn": (256, 769), "text-cnn-relu": (256, 769)}
 small = pytest.mark.parametrize(("name", "width"), [("lenet-300-100", 0.1), ("resnet18", 4), ("resnet50", 4)])
 of_the_paper = pytest.mark.parametrize("name", [name for name in models.names() if name != "mlp"])
 every = pytest.mark.parametrize("name", models.names())
@@ -54,7 +55,7 @@ def test_resnet50_has_the_papers_weights() -> None:
 @of_the_paper
 def test_only_linear_and_convolution_weights_train(name: str) -> None:
     network = build_meta(name)
-    layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)]
     assert all(layer.bias is None for layer in layers)
     assert sum(layer.weight.numel() for layer in layers) == count(network)
     assert not any(m.affine for m in network.modules() if isinstance(m, nn.BatchNorm2d))

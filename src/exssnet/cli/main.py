@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from exssnet.cli import cache_commands as cli_cache
 from exssnet.cli import model_commands as cli_model
 from exssnet.cli.console import REFUSED, Stopped, one_line_errors, print_json, stoppable, stored, tell
 from exssnet.errors import InputError
@@ -45,6 +46,7 @@ class Listing(StrEnum):
     METHODS = "methods"
     BENCHMARKS = "benchmarks"
     MODELS = "models"
+    ENCODERS = "encoders"
 
 
 class Format(StrEnum):
@@ -105,7 +107,7 @@ def options(
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="Kind of names.")]) -> None:
-    """List methods, benchmarks or models."""
+    """List methods, benchmarks, models or encoders."""
     from exssnet.cli import run_display as terminal
 
     terminal.print_names(_descriptions(what))
@@ -120,6 +122,10 @@ def _descriptions(what: Listing) -> dict[str, str]:
         from exssnet.models import describe
 
         return describe()
+    if what is Listing.ENCODERS:
+        from exssnet.encoders import describe as describe_encoders
+
+        return describe_encoders()
     from exssnet.methods import describe as describe_methods
 
     return describe_methods()
@@ -154,6 +160,23 @@ def run(
     ] = None,
     images: Annotated[
         str | None, typer.Option(help="Folder of images for split-imagenet.", rich_help_panel=STREAM)
+    ] = None,
+    stream: Annotated[
+        Path | None, typer.Option(help="YAML file that lists tasks of your own data.", rich_help_panel=STREAM)
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Training rows a class, of texts; 2000 in the paper.", rich_help_panel=STREAM)
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="Encoder of texts: a name, a path, or random.", rich_help_panel=STREAM, show_default="auto"),
+    ] = None,
+    setting: Annotated[
+        str | None,
+        typer.Option(help="task-incremental, or class-incremental: tests name no task.", rich_help_panel=STREAM),
+    ] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="How masks find the task: confident, one-shot, binary.", rich_help_panel=STREAM)
     ] = None,
     # the network
     network: Annotated[
@@ -258,9 +281,9 @@ def run(
         plug_in(file)
 
     plans = (
-        _repeated(config, [benchmark, method, seeds, kkt, more, *changes.values()])
+        _repeated(config, [benchmark, stream, method, seeds, kkt, more, *changes.values()])
         if config
-        else _planned(benchmark, method or "exssnet", kkt, seeds or "0", changes | _pairs(more or []))
+        else _planned(_named(benchmark, stream), method or "exssnet", kkt, seeds or "0", changes | _pairs(more or []))
     )
     at_once = how_many(together, plans)
     refuse_early(plans, out)
@@ -270,6 +293,7 @@ def run(
         with (
             stoppable(lambda: describe_stopped(plans, out)),
             terminal_progress.of_runs(batch, quiet=as_json) as listeners,
+            terminal_progress.of_encoding(quiet=as_json),
         ):
             finished = run_all(batch, out, listeners, checkpoint_seconds, at_once)
         if not as_json:
@@ -286,6 +310,7 @@ def run(
 
 _NOT_CHANGES = {
     "benchmark",
+    "stream",
     "method",
     "kkt",
     "seeds",
@@ -297,6 +322,17 @@ _NOT_CHANGES = {
     "checkpoint_seconds",
     "as_json",
 }
+
+
+def _named(benchmark: str, stream: Path | None) -> str:
+    """The benchmark, or the file of a stream."""
+    if stream is None:
+        return benchmark
+    if benchmark:
+        raise InputError(f"both {benchmark} and --stream are given: give one of them")
+    if stream.suffix not in (".yaml", ".yml"):
+        raise InputError(f"--stream {stream} is not a YAML file: give one that lists tasks, files and columns")
+    return str(stream)
 
 
 def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
@@ -367,3 +403,4 @@ def compare(
 
 
 app.add_typer(cli_model.app)
+app.add_typer(cli_cache.app)

@@ -50,6 +50,32 @@ def of_task(task: str, quiet: bool) -> Iterator[Listener]:
         yield Epochs(display(f"learning {task}"))
 
 
+@contextmanager
+def of_encoding(quiet: bool) -> Iterator[None]:
+    """Lines on texts that go through an encoder: the first at once, then one every few seconds."""
+    from exssnet.encoders import progress
+
+    started: dict[str, tuple[float, int]] = {}  # when a data set was begun, and what was there then
+    shown = -math.inf
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        began, before = started.setdefault(what, (now, done))
+        if now - shown < LINE_SECONDS and done > before:
+            return
+        shown = now
+        left = f", {_duration((now - began) * (total - done) / (done - before))} left" if done > before else ""
+        with suppress(OSError, ValueError):
+            print(f"encoding {printable(what)}: {done:,} of {total:,} texts{left}", file=sys.stderr, flush=True)
+
+    if quiet:
+        yield
+        return
+    with progress.told(show):
+        yield
+
+
 class Display(Protocol):
     """Shows progress."""
 
@@ -74,9 +100,10 @@ class Epochs(Listener):
         display.plan(tasks * per_task)
         self._before = 0  # epochs of finished tasks and phases
         self._task, self._phase, self._scores = "", "", ""
-        self._epoch, self._epochs = 0, 0
+        self._epoch, self._epochs, self._at = 0, 0, 0
 
     def task_started(self, index: int, name: str) -> None:
+        self._at = index
         if self._tasks:
             self._task = f"task {index + 1}/{self._tasks} "
             self._before, self._epoch, self._epochs = index * self._per_task, 0, 0
@@ -102,7 +129,7 @@ class Epochs(Listener):
         self.progress(0.0)
 
     def task_ended(self, name: str, accuracies: list[float]) -> None:
-        if name == f"task{self._tasks}":
+        if self._tasks and self._at + 1 == self._tasks:
             self._display.end()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from exssnet.cli.console import print_table, say
 
 NONE = "–"
+TOLD = "task-incremental"  # the usual setting
 
 
 def print_names(descriptions: Mapping[str, str]) -> None:
@@ -28,8 +29,10 @@ def print_names(descriptions: Mapping[str, str]) -> None:
 
 def print_record(record: Mapping[str, Any], folder: Path) -> None:
     """Print a run: a row per task, a summary and the folder."""
-    sample = ", a miniature of the benchmark" if record["miniature"] else ""
-    say(f"{record['method']} on {record['benchmark']}, seed {record['seed']}{sample}")
+    part = ", a miniature of the benchmark" if record["miniature"] else ""
+    part += ", on a sample of its data sets" if record.get("sample") else ""
+    told = "" if record.get("setting", TOLD) == TOLD else f", {record['setting']}"
+    say(f"{record['method']} on {record['benchmark']}, seed {record['seed']}{part}{told}")
     matrix, overlaps = record["accuracy_matrix"], record["sparse_overlap"]
     rows = []
     for i, classes in enumerate(record["class_order"]):
@@ -43,7 +46,27 @@ def print_record(record: Mapping[str, Any], folder: Path) -> None:
         f"{record['seconds']['total']:.1f} s on {record['device']}"
     )
     say(_proof(record))
+    for line in _texts(record):
+        say(line)
     say(f"run: {folder}")
+
+
+def _texts(record: Mapping[str, Any]) -> list[str]:
+    """What was found in texts, how often the task was, and what to know of the encoder."""
+    from exssnet.encoders.found import remark
+
+    lines = []
+    if record.get("task_identification"):
+        lines.append(f"task found: {mean(record['task_identification']):.2f} % of the test examples")
+    if record.get("texts"):
+        counts = {key: sum(split[key] for split in record["texts"].values()) for key in ("texts", "cut", "empty")}
+        lines.append(
+            f"texts: {counts['texts']:,}, of which {counts['cut']:,} were cut and {counts['empty']:,} are empty"
+        )
+    encoder = record["config"].get("encoder")
+    if encoder and (said := remark(encoder, {name.split()[0] for name in record["data_digests"]})):
+        lines.append(f"encoder: {said}")
+    return lines
 
 
 def _two(value: float | None) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+import torch
+
 from exssnet.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from exssnet.core.engine import Engine
@@ -51,6 +52,10 @@ class Data(ABC):
         """Make network inputs of stored examples, augmented with a generator; the same for all tasks of a stream."""
         raise InputError("these images are decoded while they are read: a memory of examples needs data in memory")
 
+    def order(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """The order in which an epoch shows all examples: int64 [N], on the CPU, drawn from a generator there."""
+        return torch.randperm(len(self), generator=generator)
+
     @abstractmethod
     def to(self, device: str | torch.device) -> Data:
         """The same examples on another device."""
@@ -88,6 +93,7 @@ class Stream(Sequence[Task]):
     max_classes: int
     class_order: list[list[int]]  # per task, the classes of the data set in local order
     data_digests: dict[str, str]  # split -> SHA-256 over decoded inputs and labels
+    sample: bool = False  # whether only a part of a data set is here
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -95,6 +101,10 @@ class Stream(Sequence[Task]):
     @abstractmethod
     def task(self, index: int) -> Task:
         """The task at an index, 0 ≤ index < len."""
+
+    def text_counts(self) -> dict[str, dict[str, int]]:
+        """How many texts each split has, and how many of them are empty or were cut; nothing of other data."""
+        return {}
 
     def task_name(self, index: int) -> str:
         return f"task{index + 1}"

@@ -23,16 +23,25 @@ from exssnet.experiments.record import read as read_record
 RECORD = "results.json"
 BOUNDS = ("multitask", "individual")  # they do not learn tasks in sequence: shown first, never marked as best
 NOT_COMPARED = {"benchmark", "method", "seed", "class_order_seed", "device", "threads", "compile", "settings"}
-SAME_TASKS = ("tasks", "class_order", "samples_per_class")  # methods are compared only if these are equal
+SAME_TASKS = (
+    "tasks",
+    "class_order",
+    "samples_per_class",
+    "sample",
+)  # methods are compared only if these are equal
 EPOCHS = "epochs per task"
 ACROSS_METHODS = (
+    "setting",
     "validation",
     "network",
     "width",
+    "encoder",
     "precision",
     "batch_size",
     EPOCHS,
 )  # other settings belong to the recipe of a method
+
+PUBLISHED_ENCODER = "bert-base-uncased"
 
 Seed = tuple[int, int]  # of the run, and of its class order if a seed decides it
 Spread = tuple[float, float | None]  # mean, and standard deviation of two or more values
@@ -55,6 +64,7 @@ class Run:
     megabytes: float | None
     seconds: float
     device: str
+    sample: bool = False  # of a data set that was there only in part
 
 
 @dataclass(frozen=True)
@@ -86,10 +96,11 @@ class Row:
     megabytes: Spread | None
     seconds: Spread | None  # None: on different devices
     best: bool = False
+    sample: bool = False
 
     @property
     def title(self) -> str:
-        return self.benchmark + (" (miniature)" if self.miniature else "")
+        return self.benchmark + (" (miniature)" if self.miniature else "") + (" (sample)" if self.sample else "")
 
 
 # --- records -------------------------------------------------------------------------------------------------
@@ -143,6 +154,7 @@ def _run(source: str, found: Record) -> Run:
         None if found.storage is None else _megabytes(found.storage),
         found.seconds.total,
         printable(found.device),
+        found.sample,
     )
 
 
@@ -193,11 +205,11 @@ def compare(runs: Sequence[Run], against: str | None = None, sort: str = "accura
     for group in _groups(runs):
         first = group.first
         cut = [json.dumps(first.settings[name]) for name in SAME_TASKS]
-        blocks.setdefault((first.benchmark, str(first.miniature), *cut), []).append(group)
+        blocks.setdefault((first.benchmark, str(first.miniature), str(first.sample), *cut), []).append(group)
 
     rows: list[Row] = []
     for key in sorted(blocks):
-        others = [some[0].first for other, some in blocks.items() if other[:2] == key[:2]]
+        others = [some[0].first for other, some in blocks.items() if other[:3] == key[:3]]
         cut = [name for name in _varying([run.settings for run in others]) if name in SAME_TASKS]
         block = [_row(group, blocks[key], reference, cut) for group in blocks[key]]
         block.sort(key=lambda row: (row.method, row.head, row.differs))
@@ -249,7 +261,7 @@ def _shown(row: Row) -> float:
 def _groups(runs: Sequence[Run]) -> list[_Group]:
     groups: dict[tuple[str, ...], _Group] = {}
     for run in runs:
-        key = run.benchmark, run.method, str(run.miniature), json.dumps(run.settings, sort_keys=True)
+        key = run.benchmark, run.method, f"{run.miniature} {run.sample}", json.dumps(run.settings, sort_keys=True)
         same = groups.setdefault(key, _Group(run, {})).runs
         if run.seed in same:
             raise InputError(
@@ -279,6 +291,7 @@ def _row(group: _Group, block: Sequence[_Group], against: _Reference | None, cut
         None if reference is None else difference(group.accuracies(), reference.accuracies()),
         _spread_if_known([run.megabytes for run in runs]),
         spread([run.seconds for run in runs]) if len({run.device for run in runs}) == 1 else None,
+        sample=run.sample,
     )
 
 
@@ -286,7 +299,7 @@ def _as_published(run: Run) -> tuple[float, float | None] | None:
     """Published accuracy and forgetting, if the run has the published settings."""
     paper, own = _published(), run.settings
     numbers = paper["benchmarks"].get(run.benchmark, {}).get(run.method)
-    if numbers is None or run.miniature:
+    if numbers is None or run.miniature or run.sample:
         return None
     wanted = paper["settings"] | {
         "tasks": paper["tasks"],
@@ -294,6 +307,9 @@ def _as_published(run: Run) -> tuple[float, float | None] | None:
         "head": "masked-test" if run.method in paper["masked_test"] else own["head"],
         "network": recipe(run.benchmark)["network"],
         "width": None,
+        "sample": None,
+        "encoder": PUBLISHED_ENCODER if own.get("encoder") else None,
+        "setting": "task-incremental",
     }
     if any(own[name] != value for name, value in wanted.items() if name in own):
         return None

@@ -10,7 +10,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from exssnet.errors import InputError, ParseError, RunError
-from exssnet.experiments.recipes import STREAMS, recipe
+from exssnet.experiments.recipes import STREAMS, own_recipe, recipe
 from exssnet.io import parse
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 BY_NAME = ("benchmark", "method", "seed", "settings")  # they identify the run and are not settings
 OF_CLASSES = ("class_order", "class_order_seed")  # only for streams that split classes into tasks
+STREAM_FILES = (".yaml", ".yml")
+ROUTING = ("confident", "one-shot", "binary")
+SETTINGS = ("task-incremental", "class-incremental")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class RunConfig:
     validation: float = 0.0  # fraction of each class's training data held out
     samples_per_class: int | None = None  # number of training images per class, for a miniature
     images: str | None = None  # a folder of images instead of the hub, for split-imagenet
+    encoder: str | None = None  # of texts: a name or a path; auto: the published one, or a random embedding
+    sample: int | None = None  # number of training rows per class, of texts
+    stream_file: str | None = None  # a stream of a user's own data
+    setting: str = "task-incremental"  # class-incremental: tests do not name the task
+    routing: str = "confident"  # how the mask methods find it then
     width: float | None = None
     head: str = "auto"  # shared, task or masked-test; auto: the method's default
     batch_size: int = 64
@@ -75,7 +83,8 @@ class RunConfig:
             named = {name: values.pop(name) for name in BY_NAME}
             settings = named.pop("settings")
             settings.pop("kkt", None)  # follows from the method's name
-            recipe(named["benchmark"])  # must be known; its current content does not matter
+            if values["stream_file"] is None:
+                recipe(named["benchmark"])  # must be known; its current content does not matter
             return _built(**named, values=values | settings)
         except InputError as error:
             said = str(error)
@@ -95,10 +104,16 @@ class RunConfig:
 
 
 def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunConfig:
-    """Apply changes to the benchmark's recipe for a method (None: unchanged); unknown names are refused."""
+    """Apply changes to the benchmark's recipe for a method (None: unchanged); unknown names are refused.
+
+    A path to a .yaml file is a stream of a user's own data.
+    """
     from exssnet.methods import parse
 
-    given = dict(recipe(benchmark))
+    if Path(benchmark).suffix in STREAM_FILES:
+        benchmark, given = own_recipe(Path(benchmark).expanduser())
+    else:
+        given = dict(recipe(benchmark))
     given.pop("description")
     kind, _ = parse(method)
     recipes = given.pop("methods")
@@ -148,8 +163,8 @@ def setting_types(kind: type[Method]) -> dict[str, Any]:
 
 def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) -> RunConfig:
     """Build a configuration from fields and settings, each checked."""
-    from exssnet.data.benchmarks.registry import find_source
     from exssnet.methods import parse, plugged_from
+    from exssnet.methods.masks._base import Isolated
 
     kind, kkt = parse(method)
     seed = typed("seed", seed, int)
@@ -172,17 +187,46 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
     if shared["stream"] != "split":
         for name in OF_CLASSES:
             if shared.get(name, getattr(RunConfig, name)) != getattr(RunConfig, name):
-                raise InputError(f"{name} cannot be set: every task of {benchmark} has all classes")
+                said = "fixed tasks" if shared["stream"] in ("text", "files") else "all classes in every task"
+                raise InputError(f"{name} cannot be set: {benchmark} has {said}")
     if shared.setdefault("head", "auto") == "auto":
         shared["head"] = kind.heads[0]
     _choice("head", shared["head"], kind.heads)
-    if kind.remembers and (shared.get("images") or find_source(shared["source"]).lazy):
+    if kind.remembers and reads_from_disk(shared["stream"], shared["source"], shared.get("images")):
         raise InputError(
             f"{method} cannot run on {benchmark}: it stores examples, and images are read from disk during training"
         )
+    _check_texts(benchmark, shared)
+    _choice("setting", shared.get("setting", RunConfig.setting), SETTINGS)
+    if shared.get("setting") == SETTINGS[1] and not issubclass(kind, Isolated):
+        raise InputError(f"method '{method}' has no masks to find the task by: setting {SETTINGS[1]} needs them")
     shared["code"] = plugged_from(kind)
     made = dataclasses.asdict(kind.settings_type(**settings))
     return _checked(RunConfig(benchmark=benchmark, method=method, seed=seed, settings=made, **shared))
+
+
+def reads_from_disk(stream: str, source: str, images: str | None) -> bool:
+    """Whether examples are decoded while a run trains."""
+    from exssnet.data.benchmarks.registry import find_source
+
+    return images is not None or (stream not in ("text", "files") and find_source(source).lazy)
+
+
+def _check_texts(benchmark: str, fields: dict[str, Any]) -> None:
+    """Settings that only texts have, and those that they do not have; settles which encoder `auto` is."""
+    texts = fields["stream"] == "text" or (fields["stream"] == "files" and fields["source"] == "text")
+    if fields.get("samples_per_class") is not None and (texts or fields["stream"] == "files"):
+        raise InputError(f"{benchmark} takes no samples_per_class: give --sample")
+    if fields.get("sample") is not None and not texts and fields["stream"] != "files":
+        raise InputError(f"{benchmark} takes no sample: give --samples-per-class")
+    if fields.get("sample") is not None and fields["sample"] < 1:
+        raise InputError(f"sample is {fields['sample']}: give at least 1 row a class")
+    if not texts and fields.get("encoder") is not None:
+        raise InputError(f"{benchmark} has no texts: it takes no encoder")
+    if texts and fields.get("encoder") in (None, "auto"):
+        from exssnet.encoders.found import automatic
+
+        fields["encoder"] = automatic()
 
 
 def _checked(config: RunConfig) -> RunConfig:
@@ -193,6 +237,7 @@ def _checked(config: RunConfig) -> RunConfig:
     if not 0 <= config.threads <= 1024:
         raise InputError(f"threads is {config.threads}: give 1 to 1024, or 0 to let PyTorch choose")
     _choice("evaluate", config.evaluate, ("all", "ends"))
+    _choice("routing", config.routing, ROUTING)
     device = _device(config.device)
     precision, compiled = resolve_engine(device, config.precision, config.compile)
     return dataclasses.replace(config, device=device, precision=precision, compile=compiled)

@@ -15,7 +15,7 @@ from exssnet.errors import InputError
 from exssnet.experiments import recipes
 from exssnet.experiments.config import RunConfig
 from exssnet.methods import Method, parse
-from exssnet.models import build
+from exssnet.models import build, fitting
 from exssnet.train import TrainSettings
 
 
@@ -32,7 +32,8 @@ def prepare(config: RunConfig, engine: Engine | None = None) -> tuple[Stream, Me
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.derive(config.seed, "module"))
         outputs = kind.module_outputs(config.head, classes)
-        module = build(config.network, stream.input_shape, outputs, config.width)
+        network = fitting(stream.input_shape) if config.network == "auto" else config.network
+        module = build(network, stream.input_shape, outputs, config.width)
     method = kind(module, settings, config.seed, config.head, Outline(classes, examples))
     method.to(config.device)
     method.use(engine)

@@ -44,6 +44,15 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class TextCounts:
+    """What was found in the texts of a split."""
+
+    texts: Count
+    empty: Count
+    cut: Count  # longer than the encoder takes
+
+
+@dataclass(frozen=True)
 class Record:
     """Results of one run. Fields with a default are missing in older records."""
 
@@ -69,6 +78,10 @@ class Record:
     config: RunConfig
     epochs: Count | None = None  # per task, all phases together
     accuracy_measured: list[list[bool | None]] | None = None  # false: carried over from the row above
+    sample: bool = False  # whether a data set was here only in part
+    setting: str = "task-incremental"
+    task_identification: list[Percent] | None = None  # per task, where tests did not name it
+    texts: dict[str, TextCounts] | None = None  # by split
 
     def __post_init__(self) -> None:
         size = len(self.accuracy_matrix)

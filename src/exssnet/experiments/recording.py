@@ -21,6 +21,7 @@ class FinishedRun:
     method: Method
     rows: list[list[float]]  # per learned task: the accuracies after it, up to its own
     carried_over: list[int]  # per learned task: how many of these were not measured again
+    identified: dict[int, float]  # per task: test examples whose task was found, in %, at the last measurement
     seconds: list[dict[str, float]]  # per task: setup, phases, evaluation
     elapsed: float
 
@@ -35,10 +36,10 @@ def record_of(run: FinishedRun) -> dict[str, Any]:
         [None if entry is None else place >= run.carried_over[index] for place, entry in enumerate(row)]
         for index, row in enumerate(matrix)
     ]
-    proof = method.verify()
+    proof, routed = method.verify(), config.setting == "class-incremental"
     # between two measurements a task that is proved unchanged has the accuracy it had; of others nothing is known
     in_turn = all(matrix[i][i] is not None for i in range(len(stream)))  # not where all are learned at once
-    complete = in_turn and (config.evaluate == "all" or (proof is not None and proof.verified))
+    complete = in_turn and (config.evaluate == "all" or (not routed and proof is not None and proof.verified))
     facts = method.report()
     overlaps = facts.get("sparse_overlap")
     return {
@@ -46,6 +47,10 @@ def record_of(run: FinishedRun) -> dict[str, Any]:
         "method": config.method,
         "seed": config.seed,
         "miniature": config.samples_per_class is not None,
+        "sample": stream.sample,  # of a data set that is here only in part
+        "setting": config.setting,
+        "task_identification": [run.identified[i] for i in range(len(stream))] if run.identified else None,
+        "texts": stream.text_counts() or None,
         "tasks": len(stream),
         "epochs": method.settings.epochs_per_task,  # per task, all phases together
         "class_order": stream.class_order,

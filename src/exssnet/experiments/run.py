@@ -14,6 +14,7 @@ from torch import Tensor
 from exssnet.core.engine import Engine
 from exssnet.data.tasks import Data, Stream, Task
 from exssnet.errors import RunError
+from exssnet.experiments.class_incremental import class_incremental
 from exssnet.experiments.config import RunConfig
 from exssnet.experiments.environment import device_name, versions
 from exssnet.experiments.prepare import computing, prepare, train_settings
@@ -60,6 +61,7 @@ class _Run:
         self.listener = listener
         self.rows: list[list[float]] = []  # per learned task: accuracies on the tasks up to it
         self.seconds: list[dict[str, float]] = []  # per task: setup, phases, evaluation
+        self.identified: dict[int, float] = {}  # per task: test examples whose task was found, in %, at the last look
         self._tests: dict[int, Data] = {}  # on the host: on the device they would take more memory than the masks
         self._checkpoint_seconds = checkpoint_seconds
         self._before, self._started, self._saved = 0.0, time.perf_counter(), time.perf_counter()
@@ -81,9 +83,11 @@ class _Run:
             if index + 1 < len(self.stream):
                 self._save_if_due(between_tasks=True)
         carried_over = [self._carried_over(index) for index in range(len(self.rows))]
-        record = record_of(
-            FinishedRun(self.config, self.stream, self.method, self.rows, carried_over, self.seconds, self._elapsed())
-        )
+        finished = FinishedRun(
+            self.config, self.stream, self.method, self.rows, carried_over, self.identified, self.seconds,
+            self._elapsed(),
+        )  # fmt: skip
+        record = record_of(finished)
         self.folder.finish(record)
         return record
 
@@ -122,14 +126,20 @@ class _Run:
         measured.
         """
         last = index + 1 == len(self.stream)
+        if self.config.setting != "task-incremental":  # later tasks draw answers away
+            return 0
         return index if self.method.exclusive and self.config.evaluate == "all" and not last else 0
 
     def _accuracy(self, index: int) -> float:
         test = self._tests[index] if index in self._tests else self.stream[index].test
         if self.config.evaluate == "all":
             self._tests[index] = test  # used after every task
-        on_device = test.to(self.config.device).use(self.method.engine)
-        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), on_device)
+        test = test.to(self.config.device).use(self.method.engine)
+        if self.config.setting == "class-incremental":
+            found = class_incremental(self.method, self.stream, index, test, self.config.routing)
+            self.identified[index] = found.identified
+            return found.accuracy
+        return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test)
 
     # --- stopping and going on -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from exssnet.engine.cuda.sharing import holding_gpu
 from exssnet.errors import InputError
-from exssnet.experiments.config import RunConfig
+from exssnet.experiments.config import RunConfig, reads_from_disk
 from exssnet.train.listener import Forwarding, Listener
 
 AT_ONCE = 8  # with `auto`, on a GPU
@@ -43,9 +43,7 @@ def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
 
 
 def _reads_from_disk(config: RunConfig) -> bool:
-    from exssnet.data.benchmarks.registry import find_source
-
-    return config.images is not None or find_source(config.source).lazy
+    return reads_from_disk(config.stream, config.source, config.images)
 
 
 def refuse_early(configs: Sequence[RunConfig], out: Path) -> None:

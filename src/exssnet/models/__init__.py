@@ -30,6 +30,8 @@ MODELS = {
     "mlp": Entry("lenet", "mlp", 1, "the same with biases, which each task has its own of: for tables", ("bias",)),
     "resnet18": Entry("resnet", "resnet18", 20, "ResNet-18 for 32×32 images; width = filters of the stem"),
     "resnet50": Entry("resnet", "resnet50", 64, "ResNet-50 with 7×7/2 stem and max-pool; width = filters of the stem"),
+    "text-cnn": Entry("text_cnn", "TextCNN", 200, "convolutions over token states with Tanh; width = filters of each"),
+    "text-cnn-relu": Entry("text_cnn", "relu", 200, "the same with ReLU, as in the published code"),
 }
 
 
@@ -51,7 +53,8 @@ def fitting(input_shape: Sequence[int]) -> str:
     """The usual network for inputs of this shape: convolutions where there is something to see.
 
     Inputs that are not images get biases. Columns are standardised, so what tells classes apart may lie anywhere
-    around zero, and without a bias a ReLU network can only cut through the origin.
+    around zero, and without a bias a ReLU network can only cut through the origin. Token states have the shape of an
+    array, so `text-cnn` is asked for by name.
     """
     if len(input_shape) != 3:
         return "mlp"

@@ -143,7 +143,7 @@ class Trainer:
     def _epoch(self, steps: Steps, task: Task, phase: Phase, epoch: int, lr: float) -> tuple[float, float]:
         """Train one epoch; mean loss and accuracy."""
         key = (task.name, phase.name, epoch)
-        order = torch.randperm(len(task.train), generator=randomness.generator(self.seed, "order", *key))
+        order = task.train.order(self.settings.batch_size, randomness.generator(self.seed, "order", *key))
         torch.manual_seed(randomness.derive(self.seed, "module", *key))  # what the module draws itself: dropout
         augmentation = randomness.derive(self.seed, "augmentation", *key)
         mean, correct = steps.epoch(order.to(task.train.device), lr, augmentation, self.listener.progress)

@@ -66,10 +66,10 @@ def read_table(file: Path, label: str | None, columns: Sequence[str] | None = No
 def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Table:
     """Rows after a header, separated by commas, semicolons or tabs."""
     values, labels, lines = array("d"), [], []
-    with _csv_rows(file) as (header, reader):
-        label_at = None if label is None else _positions(file, header, [label])[0]
+    with csv_rows(file) as (header, reader):
+        label_at = None if label is None else positions(file, header, [label])[0]
         columns = _features(file, header, label) if columns is None else list(columns)
-        positions = _positions(file, header, columns)
+        places = positions(file, header, columns)
         for row in reader:
             if len(row) != len(header):
                 if not "".join(row).strip():
@@ -77,7 +77,7 @@ def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Ta
                 raise DataError(
                     f"{file}, line {reader.line_num}: {len(row)} cells, but the header has {len(header)} columns"
                 )
-            cells = [row[at] for at in positions]
+            cells = [row[at] for at in places]
             together = "".join(cells)
             try:
                 if (
@@ -105,9 +105,9 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
     parquet = open_parquet(file)
     schema = parquet.schema_arrow
     if label is not None:
-        _positions(file, schema.names, [label])
+        positions(file, schema.names, [label])
     columns = _features(file, schema.names, label) if columns is None else list(columns)
-    for column, at in zip(columns, _positions(file, schema.names, columns), strict=True):
+    for column, at in zip(columns, positions(file, schema.names, columns), strict=True):
         kind = schema.field(at).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise DataError(f"{file}, column '{column}': holds {kind}, {NUMBERS_ONLY}")
@@ -129,12 +129,21 @@ def read_parquet(file: Path, label: str | None, columns: Sequence[str] | None) -
 def parquet_labels(file: Path, label: str) -> tuple[list[Any], list[str] | None]:
     """The label column as written, and the names of labels 0, 1, ... in the hub's metadata."""
     parquet = open_parquet(file)
-    _positions(file, parquet.schema_arrow.names, [label])
+    positions(file, parquet.schema_arrow.names, [label])
     require_room(file, parquet.metadata.num_rows * OBJECT)
-    own = [str(name) for name in _hub_features(parquet).get(label, {}).get("names") or []]
+    return parquet_columns(file, parquet, [label])[0], hub_names(parquet, label)
+
+
+def parquet_columns(file: Path, parquet: Any, names: Sequence[str]) -> list[list[Any]]:
+    """Columns as they are written."""
     with _arrow(file):
-        written = _columns(file, parquet, [label])[0].to_pylist()
-    return written, own if own and len(set(own)) == len(own) else None
+        return [cells.to_pylist() for cells in _columns(file, parquet, names)]
+
+
+def hub_names(parquet: Any, label: str) -> list[str] | None:
+    """What the hub's metadata calls the labels 0, 1, ..., where it names each its own."""
+    own = [str(name) for name in _hub_features(parquet).get(label, {}).get("names") or []]
+    return own if own and len(set(own)) == len(own) else None
 
 
 def label_column(file: Path, label: str | None) -> str:
@@ -142,7 +151,7 @@ def label_column(file: Path, label: str | None) -> str:
     if label is not None:
         return label
     if file.suffix.lower() == ".csv":
-        with _csv_rows(file) as (columns, _):
+        with csv_rows(file) as (columns, _):
             pass
         marked = []
     else:
@@ -200,7 +209,7 @@ def open_parquet(file: Path) -> Any:
 
 
 @contextmanager
-def _csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
+def csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
     """Read the header of a .csv, with distinct names, and return a reader of its rows."""
     try:
         with opened(file) as content, TextIOWrapper(content, "utf-8-sig", newline="") as stream:
@@ -268,7 +277,8 @@ def _check_names(file: Path, columns: Sequence[str]) -> None:
         raise DataError(f"{file}: column '{twice[0]}' occurs more than once; give every column another name")
 
 
-def _positions(file: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[int]:
+def positions(file: Path, columns: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Where the wanted columns are among all columns of a file."""
     at = {name: number for number, name in reversed([*enumerate(columns)])}
     for name in wanted:
         if name not in at:

@@ -1,0 +1,1 @@
+"""Text: labelled texts, their token states as examples, and streams of text tasks."""
