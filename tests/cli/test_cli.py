@@ -212,7 +212,7 @@ def test_a_config_file_goes_with_nothing_else(exssnet, tmp_path):
 def test_class_order_is_refused_where_every_task_has_all_classes(exssnet, tmp_path):
     done = exssnet("run", "permuted-mnist", "--class-order", "seed", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "class_order cannot be set: every task of permuted-mnist has all classes" in done.stderr
+    assert "class_order cannot be set: permuted-mnist has all classes in every task" in done.stderr
 
 
 def test_data_that_is_nowhere_is_one_line(exssnet, tmp_path):

@@ -279,7 +279,7 @@ def test_a_label_of_the_test_file_outside_the_classes_is_refused(tmp_path):
     content = yaml.safe_load(file.read_text())
     content["tasks"][0]["test"] = "test.jsonl"
     own_streams.write(file, content)
-    with pytest.raises(ExssnetError, match="label 'nobody' is none of"):
+    with pytest.raises(ExssnetError, match="label 'nobody' is not one of"):
         learn(file, tmp_path / "runs", **QUICK)
 
 

@@ -67,7 +67,7 @@ def test_labels_keep_the_numbers_that_a_task_gave_them(file):
 
 def test_a_label_outside_the_classes_is_refused_by_its_place(file):
     place = {".csv": "line 5", ".jsonl": "line 3", ".parquet": "row 2"}[file.suffix]
-    with pytest.raises(DataError, match=rf"{place}: label 'money' is none of"):
+    with pytest.raises(DataError, match=rf"{place}: label 'money' is not one of"):
         read_texts(file, Columns(("body",), "team"), ["post", "other"])
 
 
