@@ -20,7 +20,7 @@ from exssnet.core import changes
 from exssnet.core.proof import combined_digest, tensor_digest
 from exssnet.experiments.config import RunConfig, knows, resolve
 from exssnet.experiments.prepare import computing, prepare, train_settings
-from exssnet.methods import methods, parse, transfers
+from exssnet.methods import general, parse, transfers
 from exssnet.methods.base import JointMethod
 from exssnet.models import build
 from exssnet.train import Trainer, accuracy
@@ -47,7 +47,7 @@ OTHER_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 def cases(device: str) -> dict[str, Case]:
     """Every case by name."""
     found: dict[str, Case] = {}
-    names = [name + suffix for name in methods() for suffix in ("", "+kkt") if not suffix or transfers(name)]
+    names = [name + suffix for name in general() for suffix in ("", "+kkt") if not suffix or transfers(name)]
     for name in names:
         for head in parse(name)[0].heads:
             found[f"{name}@{head}"] = _of_run(name, head=head)

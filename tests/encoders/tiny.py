@@ -14,11 +14,11 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WIDTH = 16
 
 
-def make(folder: Path, kind: str = "bert", seed: int = 0, positions: int = 64) -> Path:
-    """Write a model and its tokenizer."""
+def make(folder: Path, kind="bert", seed=0, positions=64, words=WORDS, spread=0.02) -> Path:
+    """Write a model and its tokenizer; `spread`: standard deviation of its weights."""
     import transformers as library
 
-    vocabulary = len(SPECIAL) + len(WORDS)
+    vocabulary = len(SPECIAL) + len(words)
     if kind == "bert":
         config = library.BertConfig(
             vocab_size=vocabulary, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -34,18 +34,19 @@ def make(folder: Path, kind: str = "bert", seed: int = 0, positions: int = 64) -
             vocab_size=vocabulary, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
             max_position_embeddings=positions, bos_token_id=2, eos_token_id=3,
         )  # fmt: skip
+    config.initializer_range = spread
     torch.manual_seed(seed)
     library.AutoModel.from_config(config).save_pretrained(folder)
-    tokenizer(kind).save_pretrained(folder)
+    tokenizer(kind, words).save_pretrained(folder)
     return folder
 
 
-def tokenizer(kind: str):
+def tokenizer(kind: str, words=WORDS):
     """Words by spaces; BERT's own template around them, none for a causal model."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate([*SPECIAL, *WORDS])}, unk_token="[UNK]"))
+    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate([*SPECIAL, *words])}, unk_token="[UNK]"))
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = {"unk_token": "[UNK]"}

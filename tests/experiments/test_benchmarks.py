@@ -10,14 +10,14 @@ from exssnet.errors import InputError
 from exssnet.experiments.config import resolve
 from exssnet.experiments.recipes import recipes
 from exssnet.experiments.run import run
-from exssnet.methods import methods
+from exssnet.methods import general, methods
 
 QUICK = {"mask_epochs": 1, "weight_epochs": 1}
 
 
 def fitting(benchmark):
     """The methods that can run on it: those that keep examples need data in memory."""
-    return [name for name, kind in methods().items() if benchmark != "split-imagenet" or not kind.remembers]
+    return [name for name, kind in general().items() if benchmark != "split-imagenet" or not kind.remembers]
 
 
 @pytest.mark.parametrize("benchmark", recipes())

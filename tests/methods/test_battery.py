@@ -15,12 +15,12 @@ from exssnet.errors import ForgettingError, InputError
 from exssnet.experiments.config import resolve, resolve_all
 from exssnet.experiments.prepare import computing, prepare
 from exssnet.experiments.run import run
-from exssnet.methods import describe, methods, parse, transfers
+from exssnet.methods import describe, general, methods, parse, transfers
 from exssnet.methods.base import JointMethod
 from exssnet.methods.masks._base import Isolated
 from exssnet.train import Trainer, accuracy, checkpoint
 
-NAMES = [name + suffix for name in methods() for suffix in ("", "+kkt") if not suffix or transfers(name)]
+NAMES = [name + suffix for name in general() for suffix in ("", "+kkt") if not suffix or transfers(name)]
 SHORT = {"mask_epochs": 6, "weight_epochs": 6, "epochs": 8, "retrain_epochs": 4, "buffer": 100.0}
 FEW = {"mask_epochs": 2, "weight_epochs": 1, "epochs": 2, "retrain_epochs": 1, "buffer": 30.0}
 PROVED = [name for name in NAMES if issubclass(parse(name)[0], Isolated)]
@@ -203,8 +203,9 @@ def test_what_is_against_forgetting_forgets_less_than_nothing_does(tmp_path, nam
 
 def test_a_number_of_epochs_is_shared_out_among_the_phases():
     for name, kind in methods().items():
+        benchmark = "webnlp-s2" if kind.trains_encoder else "split-digits"
         for epochs in (1, 2, 3, 10, 30):
-            planned = resolve("split-digits", name, 0, epochs=epochs)
+            planned = resolve(benchmark, name, 0, epochs=epochs)
             assert kind.settings_type(**planned.settings).epochs_per_task == epochs
 
 

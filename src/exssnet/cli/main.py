@@ -227,7 +227,8 @@ def run(
     schedule: Annotated[
         str | None,
         typer.Option(
-            help="Schedule of the learning rate in a phase: cosine, constant or published.", rich_help_panel=METHOD
+            help="Schedule of the learning rate in a phase: cosine, linear, constant or published.",
+            rich_help_panel=METHOD,
         ),
     ] = None,
     select: Annotated[
@@ -347,7 +348,7 @@ def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
 def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[str, Any]) -> list[RunConfig]:
     """Plan the runs; all of them are resolved before the first one starts."""
     from exssnet.experiments.config import resolve_all
-    from exssnet.methods import methods as known
+    from exssnet.methods import general as known
     from exssnet.methods import transfers
 
     if not benchmark:

@@ -83,6 +83,7 @@ class Outline:
 
     classes: tuple[int, ...]  # of each task
     examples: int = 0  # for training, in all tasks; 0: not counted
+    numbers: tuple[tuple[int, ...], ...] = ()  # of each task's classes in the stream, of texts: tasks may share them
 
 
 class Stream(Sequence[Task]):

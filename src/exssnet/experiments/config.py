@@ -10,7 +10,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from exssnet.errors import InputError, ParseError, RunError
-from exssnet.experiments.recipes import STREAMS, own_recipe, recipe
+from exssnet.experiments.recipes import STREAMS, encoder_recipes, own_recipe, recipe
 from exssnet.io import parse
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunCon
     recipes = given.pop("methods")
     common = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
     given |= common | recipes.get(kind.name, {})
+    if kind.trains_encoder:
+        given |= encoder_recipes().get(kind.name, {})
     changes = {name: value for name, value in changes.items() if value is not None}
     own_optimizer = given.get("optimizer", RunConfig.optimizer)
     if "epochs" in changes:
@@ -165,6 +167,7 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
     """Build a configuration from fields and settings, each checked."""
     from exssnet.methods import parse, plugged_from
     from exssnet.methods.masks._base import Isolated
+    from exssnet.methods.text._base import AllClasses
 
     kind, kkt = parse(method)
     seed = typed("seed", seed, int)
@@ -197,9 +200,14 @@ def _built(benchmark: str, method: str, seed: int, values: Mapping[str, Any]) ->
             f"{method} cannot run on {benchmark}: it stores examples, and images are read from disk during training"
         )
     _check_texts(benchmark, shared)
+    if kind.trains_encoder and shared.get("encoder") is None:
+        raise InputError(f"method '{method}' trains an encoder of texts, and {benchmark} has no texts: leave it out")
     _choice("setting", shared.get("setting", RunConfig.setting), SETTINGS)
-    if shared.get("setting") == SETTINGS[1] and not issubclass(kind, Isolated):
-        raise InputError(f"method '{method}' has no masks to find the task by: setting {SETTINGS[1]} needs them")
+    if shared.get("setting") == SETTINGS[1] and not issubclass(kind, Isolated | AllClasses):
+        raise InputError(
+            f"method '{method}' has no masks to find the task by, and does not answer among all classes: "
+            f"setting {SETTINGS[1]} needs one of them"
+        )
     shared["code"] = plugged_from(kind)
     made = dataclasses.asdict(kind.settings_type(**settings))
     return _checked(RunConfig(benchmark=benchmark, method=method, seed=seed, settings=made, **shared))

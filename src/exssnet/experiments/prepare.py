@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from exssnet import randomness
 from exssnet.core.engine import Engine
 from exssnet.data.tasks import Outline, Stream
+from exssnet.data.text.stream import TextStream
+from exssnet.data.text.tokens import TokenStream
 from exssnet.engine import choose
 from exssnet.errors import InputError
 from exssnet.experiments import recipes
@@ -27,6 +31,9 @@ def prepare(config: RunConfig, engine: Engine | None = None) -> tuple[Stream, Me
     engine = engine or engine_of(config)
     engine.prepare()
     stream = recipes.stream(config)
+    if kind.trains_encoder:
+        assert isinstance(stream, TextStream)  # `resolve` has refused others
+        return _on_tokens(config, kind, settings, stream, engine)
     classes = tuple(len(group) for group in stream.class_order)
     examples = sum(len(task.train) for task in stream) if hasattr(settings, "buffer") else 0
     with torch.random.fork_rng(devices=[]):
@@ -35,6 +42,18 @@ def prepare(config: RunConfig, engine: Engine | None = None) -> tuple[Stream, Me
         network = fitting(stream.input_shape) if config.network == "auto" else config.network
         module = build(network, stream.input_shape, outputs, config.width)
     method = kind(module, settings, config.seed, config.head, Outline(classes, examples))
+    method.to(config.device)
+    method.use(engine)
+    return stream, method
+
+
+def _on_tokens(
+    config: RunConfig, kind: type[Method], settings: Any, texts: TextStream, engine: Engine
+) -> tuple[Stream, Method]:
+    """The same for a method that trains an encoder: it gets tokens, and a copy of the encoder."""
+    stream = TokenStream(texts, kind.name)
+    module = copy.deepcopy(stream.encoder.model).requires_grad_(True)
+    method = kind(module, settings, config.seed, config.head, stream.outline())
     method.to(config.device)
     method.use(engine)
     return stream, method

@@ -137,7 +137,8 @@ class _Run:
         test = test.to(self.config.device).use(self.method.engine)
         if self.config.setting == "class-incremental":
             found = class_incremental(self.method, self.stream, index, test, self.config.routing)
-            self.identified[index] = found.identified
+            if found.identified is not None:
+                self.identified[index] = found.identified
             return found.accuracy
         return accuracy(partial(self.method.logits, task=self.stream.task_name(index)), test)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from exssnet.errors import InputError, unknown
 from exssnet.methods.base import Batch, Method, Phase
 
-__all__ = ["Batch", "Method", "Phase", "describe", "methods", "parse", "plug_in", "plugged_from"]
+__all__ = ["Batch", "Method", "Phase", "describe", "general", "methods", "parse", "plug_in", "plugged_from"]
 
 KKT = "+kkt"
 
@@ -21,6 +21,11 @@ KKT = "+kkt"
 def methods() -> dict[str, type[Method]]:
     """Every method by name: those of the families below this folder, and those of files that were plugged in."""
     return dict(sorted((_built_in() | _plugged).items()))
+
+
+def general() -> dict[str, type[Method]]:
+    """Every method that learns any data; the others need texts and train their encoder."""
+    return {name: kind for name, kind in methods().items() if not kind.trains_encoder}
 
 
 _plugged: dict[str, type[Method]] = {}

@@ -67,6 +67,7 @@ class Method(nn.Module):
 
     exclusive: ClassVar[bool] = False  # whether earlier tasks are promised, and checked with each new one, to stay
     remembers: ClassVar[bool] = False  # whether it keeps examples: then the data must be in memory
+    trains_encoder: ClassVar[bool] = False  # whether its module is a text encoder, and its inputs are tokens
 
     def __init__(
         self, module: nn.Module, settings: Any, seed: int, head: str = "shared", outline: Outline | None = None

@@ -76,12 +76,17 @@ def published(lr: float, epoch: int, epochs: int) -> float:
     return cosine(lr, epoch, epochs) * 0.1 ** (max(epoch - 1, 0) // 11)
 
 
+def linear(lr: float, epoch: int, epochs: int) -> float:
+    """A straight line from `lr` towards zero."""
+    return lr * (1 - epoch / epochs)
+
+
 def constant(lr: float, epoch: int, epochs: int) -> float:
     """The same rate throughout."""
     return lr
 
 
-SCHEDULES: dict[str, Schedule] = {"cosine": cosine, "constant": constant, "published": published}
+SCHEDULES: dict[str, Schedule] = {"cosine": cosine, "linear": linear, "constant": constant, "published": published}
 
 
 def schedule_of(name: str) -> Schedule:

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from exssnet.data.tasks import Stream, Task, check
-from exssnet.data.text.by_length import ByLength
 from exssnet.data.text.states import StatesData
 from exssnet.data.text.texts import Texts
-from exssnet.data.text.tokens import TokenData
 from exssnet.encoders.base import Encoder
 from exssnet.encoders.progress import tell
 from exssnet.encoders.states import state_cache
@@ -42,13 +40,12 @@ class TextStream(Stream):
     name: str
     tasks: Sequence[TextTask]
     encoder: Encoder
-    reads: str = "states"  # or tokens: what an example is
     encoded: int = 0  # texts that had to go through the encoder, and were not in the cache
-    _data: dict[tuple[int, str], ByLength] = field(default_factory=dict)
+    _data: dict[tuple[int, str], StatesData] = field(default_factory=dict)
     _cut: dict[str, int] = field(default_factory=dict)  # by split
 
     def __post_init__(self) -> None:
-        self.input_shape = (self.encoder.limit, self.encoder.width + 1 if self.reads == "states" else 2)
+        self.input_shape = (self.encoder.limit, self.encoder.width + 1)
         self.class_order = [list(task.numbers) for task in self.tasks]
         self.max_classes = max(map(len, self.class_order))
         splits = {f"{task.name} {part}": texts for task in self.tasks for part, texts in task.parts().items()}
@@ -84,38 +81,20 @@ class TextStream(Stream):
                 found[name] = {"texts": len(texts), "empty": texts.empty, "cut": self._cut[name]}
         return found
 
-    def as_tokens(self) -> TextStream:
-        """The same tasks with token ids as examples, for methods that train the encoder."""
-        if not hasattr(self.encoder, "tokenize"):
-            raise InputError(f"encoder '{self.encoder.name}' has no token ids: give a transformers model")
-        return TextStream(self.name, self.tasks, self.encoder, "tokens")
-
-    def _part(self, index: int, part: str) -> ByLength:
+    def _part(self, index: int, part: str) -> StatesData:
         """A split's examples, encoded when they are first asked for."""
         if (index, part) in self._data:
             return self._data[index, part]
         task = self.tasks[index]
         texts, name = task.parts()[part], f"{task.name} {part}"
         classes, limit = len(task.class_names), self.encoder.limit
-        data: ByLength
-        if self.reads == "states":
-            found = state_cache().states(self.encoder, texts.texts, lambda done, total: tell(name, done, total))
-            self.encoded += found.encoded
-            self._cut[name] = found.cut
-            data = StatesData(found, torch.arange(len(texts)), texts.labels, classes, limit)
-        else:
-            rows, self._cut[name] = self.encoder.tokenize(texts.texts)  # type: ignore[attr-defined]
-            data = TokenData([_ids(row) for row in rows], texts.labels, classes, limit)
+        found = state_cache().states(self.encoder, texts.texts, lambda done, total: tell(name, done, total))
+        self.encoded += found.encoded
+        self._cut[name] = found.cut
+        data = StatesData(found, torch.arange(len(texts)), texts.labels, classes, limit)
         check(data, f"{part} split of task {task.name}")
         self._data[index, part] = data
         return data
-
-
-def _ids(row: dict[str, list[int]]) -> torch.Tensor:
-    """Ids and token types of a text, int64 [tokens, 2]."""
-    ids = torch.tensor(row["input_ids"], dtype=torch.int64)
-    types = row.get("token_type_ids")
-    return torch.stack((ids, torch.zeros_like(ids) if types is None else torch.tensor(types, dtype=torch.int64)), 1)
 
 
 def _told(texts: Texts) -> str:

@@ -1,4 +1,7 @@
-"""Token ids as examples, for methods that train the encoder itself."""
+"""Tokens as examples, for methods that train the encoder itself: one int64 tensor [tokens, 2] each.
+
+Channel 0 is the token's id. Channel 1 is 1 in a text or the first half of a pair, 2 in the second half, 0 behind them.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +10,122 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from exssnet.data.tasks import Outline, Stream, Task, check
 from exssnet.data.text.by_length import ByLength
-
-ABSENT = -1  # the id behind a text
+from exssnet.data.text.stream import TextStream
+from exssnet.data.text.texts import Texts
+from exssnet.encoders.transformer import TransformerEncoder
+from exssnet.errors import InputError
 
 
 class TokenData(ByLength):
-    """An input is int64 [tokens, 2]: ids, -1 behind the text, and token types, which tell the texts of a pair apart.
+    """Tokenized texts under a task's labels, the shortest first; a batch is as long as its longest text."""
 
-    A batch is as long as its longest text, so a step is not captured on a GPU.
-    """
+    def __init__(self, tokens: Tensor, labels: Tensor, classes: int, shape: tuple[int, ...]) -> None:
+        """`tokens`: int32 [N, longest, 2], in any order. `shape`: the most tokens of a text, the encoder's width."""
+        super().__init__((tokens[..., 1] > 0).sum(1).cpu(), torch.arange(len(tokens)), labels, classes)
+        self.shape = shape  # of what an encoder computes with: evaluation batches follow from it
+        self.tokens = tokens[self._rows.to(tokens.device)]
 
-    def __init__(self, tokens: Sequence[Tensor], labels: Tensor, classes: int, most_tokens: int) -> None:
-        """`tokens` are int64 [length, 2] of each text."""
-        lengths = torch.tensor([len(one) for one in tokens], dtype=torch.int64)
-        super().__init__(lengths, torch.arange(len(tokens)), labels, classes)
-        self.shape = (most_tokens, 2)
-        self._tokens = tokens
+    @classmethod
+    def of(cls, texts: Texts, encoder: TransformerEncoder, classes: int) -> tuple[TokenData, int]:
+        """Tokenize texts; also how many of them were cut."""
+        rows, cut = encoder.tokenize(texts.texts)
+        # a text of no tokens is one of padding, so that an encoder has something to look at
+        padding = getattr(encoder.tokenizer, "pad_token_id", None) or 0
+        tokens = torch.zeros(len(rows), max([len(row["input_ids"]) for row in rows] + [1]), 2, dtype=torch.int32)
+        tokens[:, :, 0] = padding
+        tokens[:, 0, 1] = 1
+        for place, row in enumerate(rows):
+            ids = torch.tensor(row["input_ids"], dtype=torch.int32)
+            tokens[place, : len(ids), 0] = ids
+            tokens[place, : len(ids), 1] = 1
+            if "token_type_ids" in row:
+                tokens[place, : len(ids), 1] += torch.tensor(row["token_type_ids"], dtype=torch.int32)
+        return cls(tokens, texts.labels, classes, (encoder.limit, encoder.width)), cut
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        longest = int(self.lengths[index.cpu()].max()) if len(index) else 0
-        return self._padded(index, max(longest, 1)), self.labels[index]
+        longest = int(self.lengths[index.cpu()].max()) if len(index) else 1
+        return self.tokens[index, :longest].long(), self.labels[index]
 
     def examples(self, index: Tensor) -> Tensor:
-        """As long as a text can be, so that memories hold those of all tasks."""
-        return self._padded(index, self.shape[0])
+        """In int32 and as long as a text can be, so that memories hold those of all tasks."""
+        return padded(self.tokens[index], self.shape[0])
 
     def shown(self, examples: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """As long as the longest of them."""
-        longest = int((examples[..., 0] != ABSENT).sum(1).max()) if len(examples) else 0
-        return examples[:, : max(longest, 1)]
+        return shown(examples)
 
     def to(self, device: str | torch.device) -> TokenData:
-        moved = TokenData.__new__(TokenData)
-        moved.__dict__.update(self.__dict__, labels=self.labels.to(device))
-        return moved
+        return TokenData(self.tokens.to(device), self.labels.to(device), self.classes, self.shape)
 
-    def _padded(self, index: Tensor, tokens: int) -> Tensor:
-        x = torch.zeros(len(index), tokens, 2, dtype=torch.int64)
-        x[..., 0] = ABSENT
-        for place, row in enumerate(self._rows[index.cpu()].tolist()):
-            x[place, : len(self._tokens[row])] = self._tokens[row]
-        return x.to(self.device)
+    @classmethod
+    def joined(cls, parts: Sequence[TokenData], labels: Sequence[Tensor], classes: int) -> TokenData:
+        """The examples of several tasks as one, under these labels."""
+        longest = max(part.tokens.shape[1] for part in parts)
+        tokens = torch.cat([padded(part.tokens, longest) for part in parts])
+        return cls(tokens, torch.cat(list(labels)), classes, parts[0].shape)
 
 
-def as_model_input(x: Tensor, padding: int = 0) -> dict[str, Tensor]:
-    """What a transformer takes: ids, attention mask and token types. `padding` is the id behind a text."""
-    present = x[..., 0] != ABSENT
-    return {
-        "input_ids": x[..., 0].masked_fill(~present, padding),
-        "attention_mask": present.long(),
-        "token_type_ids": x[..., 1],
-    }
+def padded(tokens: Tensor, length: int) -> Tensor:
+    """Token rows [N, T, 2] made so long, by padding alone."""
+    longer = tokens.new_zeros(len(tokens), length, 2)
+    longer[:, : tokens.shape[1]] = tokens
+    return longer
+
+
+def shown(tokens: Tensor) -> Tensor:
+    """Kept token rows as an encoder takes them: int64, as long as the longest."""
+    longest = int((tokens[..., 1] > 0).sum(1).max()) if len(tokens) else 1
+    return tokens[:, :longest].long()
+
+
+class TokenStream(Stream):
+    """A stream of texts, tokenized for its encoder and not encoded."""
+
+    def __init__(self, texts: TextStream, method: str) -> None:
+        if not isinstance(texts.encoder, TransformerEncoder):
+            raise InputError(
+                f"method '{method}' trains a transformer, and encoder '{texts.encoder.name}' is not one: "
+                f"give --encoder with the name or folder of one"
+            )
+        self.texts, self.encoder = texts, texts.encoder
+        self.name, self.input_shape = texts.name, (texts.encoder.limit, 2)
+        self.class_order, self.max_classes = texts.class_order, texts.max_classes
+        self.data_digests, self.sample = texts.data_digests, texts.sample
+        self._made: dict[tuple[int, str], TokenData] = {}
+        self._cut: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def task_name(self, index: int) -> str:
+        return self.texts.task_name(index)
+
+    def task(self, index: int) -> Task:
+        one = self.texts.tasks[index]
+        data = {part: self._tokens(index, part) for part in one.parts()}
+        return Task(index, one.name, one.numbers, data["train"], data["test"], data.get("validation"))
+
+    def outline(self) -> Outline:
+        """What methods know of it beforehand."""
+        numbers = tuple(tuple(group) for group in self.class_order)
+        examples = sum(len(task.train) for task in self.texts.tasks)
+        return Outline(tuple(map(len, numbers)), examples, numbers)
+
+    def text_counts(self) -> dict[str, dict[str, int]]:
+        found = {}
+        for index, task in enumerate(self.texts.tasks):
+            for part, texts in task.parts().items():
+                self._tokens(index, part)
+                name = f"{task.name} {part}"
+                found[name] = {"texts": len(texts), "empty": texts.empty, "cut": self._cut[name]}
+        return found
+
+    def _tokens(self, index: int, part: str) -> TokenData:
+        """A split, tokenized when it is first asked for."""
+        if (index, part) not in self._made:
+            task = self.texts.tasks[index]
+            data, cut = TokenData.of(task.parts()[part], self.encoder, len(task.class_names))
+            check(data, f"{part} split of task {task.name}")
+            self._made[index, part], self._cut[f"{task.name} {part}"] = data, cut
+        return self._made[index, part]

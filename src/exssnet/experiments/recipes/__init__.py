@@ -56,6 +56,17 @@ def own_recipe(file: Path) -> tuple[str, dict[str, Any]]:
     return name, found | {"source": kind, "stream_file": str(file.resolve()), "tasks": len(described.tasks)}
 
 
+@cache
+def encoder_recipes() -> dict[str, dict[str, Any]]:
+    """The usual settings of methods that train a text encoder, whatever the texts."""
+    import yaml
+
+    found: dict[str, dict[str, Any]] = yaml.safe_load(
+        (resources.files(__package__) / "own" / "encoders.yaml").read_text("utf-8")
+    )
+    return found
+
+
 def recipe(benchmark: str) -> dict[str, Any]:
     """One benchmark's recipe file."""
     if benchmark not in recipes():

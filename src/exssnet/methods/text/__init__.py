@@ -1,0 +1,1 @@
+"""Methods that train a text encoder, or what is put into it, on tokens."""
