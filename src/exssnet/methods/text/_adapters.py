@@ -1,0 +1,47 @@
+"""What the methods with adapters have in common: the frozen encoder, and what is trained in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from exssnet.methods.base import check_whole
+from exssnet.methods.text._base import TextMethod, TextSettings
+from exssnet.models.adapters import norms, put_in
+
+
+@dataclass(frozen=True)
+class AdapterSettings(TextSettings):
+    """`size`: width of the bottleneck. `start`: standard deviation of its first weights."""
+
+    lr: float = 3e-4
+    clip: float = 1.0
+    size: int = 64
+    start: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self, size=1)
+
+
+class WithAdapters(TextMethod):
+    """Trains adapters, layer norms and the head; every other weight stays as it is."""
+
+    settings_type: ClassVar[type[Any]] = AdapterSettings
+
+    def prepare(self) -> None:
+        encoder = self.network.encoder.requires_grad_(False)
+        put_in(encoder, self.network.width, self.settings.size, self.settings.start, self.generator("adapters"))
+        self._norms = {f"encoder.{name}" for name in norms(encoder)}
+        for parameter in self.trained().values():
+            parameter.requires_grad_(True)
+        super().prepare()
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {
+            name: parameter
+            for name, parameter in self.network.named_parameters()
+            if ".adapter." in name or name.startswith("head.") or name in self._norms
+        }
