@@ -55,6 +55,7 @@ def plateau(optimizer):
 
 TORCHS = {
     "cosine": lambda o, epochs: [torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs).step],
+    "linear": lambda o, epochs: [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, epochs).step],
     "constant": lambda o, epochs: [],
     "published": lambda o, epochs: [torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs).step, plateau(o)],
 }
@@ -75,5 +76,7 @@ def test_a_named_schedule_has_the_rates_of_torchs(name, epochs):
 
 
 def test_a_schedule_that_is_none_is_refused():
-    with pytest.raises(InputError, match="unknown schedule 'zigzag': choose one of constant, cosine, published"):
+    with pytest.raises(
+        InputError, match="unknown schedule 'zigzag': choose one of constant, cosine, linear, published"
+    ):
         TrainSettings(schedule="zigzag")

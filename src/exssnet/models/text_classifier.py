@@ -25,10 +25,10 @@ class TextClassifier(nn.Module):
         self.head = linear(self.width, outputs, generator)
         self.causal = is_causal(encoder)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """All outputs [B, O]."""
-        out: Tensor = self.head(self.features(x))
-        return out
+    def forward(self, x: Tensor, features: bool = False) -> Tensor:
+        """All outputs [B, O], or what the head sees."""
+        seen = self.features(x)
+        return seen if features else self.head(seen)
 
     def features(self, x: Tensor) -> Tensor:
         """What the head sees: [B, width]."""

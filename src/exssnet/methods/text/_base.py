@@ -31,7 +31,7 @@ class TextSettings(DenseSettings):
     lr: float = 3e-5
     clip: float = 0.0
 
-    may_be_zero = ("clip",)
+    may_be_zero: ClassVar[tuple[str, ...]] = ("clip",)
 
 
 class AllClasses(ABC):
@@ -108,13 +108,15 @@ class TextMethod(Method):
         """The loss on the new examples."""
         outputs = self.all_outputs(batch.x, training=True)
         batch.logits = outputs[:, self.own]
-        if self.head == "task":
-            return self.engine.cross_entropy(batch.logits, batch.y)
-        return self.engine.cross_entropy(outputs, self.own[batch.y])
+        return self.class_loss(outputs, batch.y, len(self.tasks))
 
     def old_loss(self, x: Tensor, labels: Tensor, task: int) -> Tensor:
         """The loss on examples of an earlier task; labels are its own."""
-        outputs, own = self.all_outputs(x, training=True), self.columns(task)
+        return self.class_loss(self.all_outputs(x, training=True), labels, task)
+
+    def class_loss(self, outputs: Tensor, labels: Tensor, task: int) -> Tensor:
+        """Cross-entropy of all outputs [B, O], or of a task's own, under its labels."""
+        own = self.columns(task)
         if self.head == "task":
             return self.engine.cross_entropy(outputs[:, own], labels)
         return self.engine.cross_entropy(outputs, own[labels])

@@ -1,4 +1,4 @@
-"""What the methods with adapters have in common: the frozen encoder, and what is trained in it."""
+"""Houlsby's adapters (2019) in a frozen encoder: trained in turn, with replay, or new ones for each task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from exssnet.methods.base import check_whole
-from exssnet.methods.text._base import TextMethod, TextSettings
+from exssnet.methods.text._base import AllClassText, TextMethod, TextSettings
+from exssnet.methods.text._memory import TextReplay, TextReplaySettings
+from exssnet.methods.text._own import OwnParts
 from exssnet.models.adapters import norms, put_in
 
 
@@ -45,3 +47,28 @@ class WithAdapters(TextMethod):
             for name, parameter in self.network.named_parameters()
             if ".adapter." in name or name.startswith("head.") or name in self._norms
         }
+
+
+class AdapterFineTune(WithAdapters, AllClassText):
+    """Train one set of adapters in a frozen encoder on each task after the other."""
+
+    name = "adapter-ft"
+
+
+@dataclass(frozen=True)
+class AdapterReplaySettings(AdapterSettings, TextReplaySettings):
+    """Those of adapters, and those of replay."""
+
+
+class AdapterReplay(WithAdapters, TextReplay):
+    """Train one set of adapters in a frozen encoder, and replay a few kept texts of each earlier task."""
+
+    name = "adapter-replay"
+    settings_type = AdapterReplaySettings
+    settings: AdapterReplaySettings
+
+
+class MultiAdapter(WithAdapters, OwnParts):
+    """Train new adapters in a frozen encoder for each task: nothing is forgotten, and storage grows with every task."""
+
+    name = "multi-adapter"
