@@ -78,12 +78,21 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Wording:
+    """A task in an encoder's tokens: what is asked of its texts, and the name of each class."""
+
+    question: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Outline:
     """Facts that a method may know of a stream beforehand."""
 
     classes: tuple[int, ...]  # of each task
     examples: int = 0  # for training, in all tasks; 0: not counted
     numbers: tuple[tuple[int, ...], ...] = ()  # of each task's classes in the stream, of texts: tasks may share them
+    wordings: tuple[Wording, ...] = ()  # of each task, of texts
 
 
 class Stream(Sequence[Task]):

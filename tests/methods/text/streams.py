@@ -17,7 +17,8 @@ from exssnet.train import Trainer, TrainSettings, accuracy
 
 WORDS = [*dict.fromkeys([*" ".join(TOPICS.values()).split(), *FILLER, *TOPICS])]
 TASKS = ((("sport", "food"), (0, 1)), (("space", "sport"), (2, 0)), (("food", "space", "sport"), (1, 2, 0)))
-QUICK = {"lr": 1e-2, "epochs": 3, "prompts": 5, "size": 8}
+QUICK = {"lr": 1e-2, "epochs": 3, "prompts": 5, "size": 8, "longest": 40}
+OWN = {"lamol": {"lr": 3e-3, "epochs": 8}}  # it learns to write, too
 
 
 def encoder(folder: Path, kind: str = "bert", positions: int = 96) -> TransformerEncoder:
@@ -59,7 +60,7 @@ def made(name: str, using: TransformerEncoder, texts: TextStream, seed: int = 0,
     known = {key: value for key, value in QUICK.items() if hasattr(kind.settings_type, key)}
     tokens = TokenStream(texts, name)
     module = copy.deepcopy(using.model).requires_grad_(True)
-    settings = kind.settings_type(**(known | changes))
+    settings = kind.settings_type(**(known | OWN.get(name, {}) | changes))
     return tokens, kind(module, settings, seed, head or kind.heads[0], tokens.outline())
 
 

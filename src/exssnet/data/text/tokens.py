@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from exssnet.data.tasks import Outline, Stream, Task, check
+from exssnet.data.tasks import Outline, Stream, Task, Wording, check
 from exssnet.data.text.by_length import ByLength
-from exssnet.data.text.stream import TextStream
+from exssnet.data.text.stream import TextStream, TextTask
 from exssnet.data.text.texts import Texts
 from exssnet.encoders.transformer import TransformerEncoder
 from exssnet.errors import InputError
@@ -110,7 +110,14 @@ class TokenStream(Stream):
         """What methods know of it beforehand."""
         numbers = tuple(tuple(group) for group in self.class_order)
         examples = sum(len(task.train) for task in self.texts.tasks)
-        return Outline(tuple(map(len, numbers)), examples, numbers)
+        return Outline(tuple(map(len, numbers)), examples, numbers, tuple(map(self._wording, self.texts.tasks)))
+
+    def _wording(self, task: TextTask) -> Wording:
+        *others, last = task.class_names
+        names = f"{', '.join(others)}{',' if len(others) > 1 else ''} or {last}" if others else last
+        texts = [f"Is this sentence {names}?", *task.class_names]
+        ids = self.encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return Wording(tuple(ids[0]), tuple(map(tuple, ids[1:])))
 
     def text_counts(self) -> dict[str, dict[str, int]]:
         found = {}

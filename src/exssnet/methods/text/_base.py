@@ -49,6 +49,7 @@ class TextMethod(Method):
     heads: ClassVar[tuple[str, ...]] = ("masked-test", "task")
     trains_encoder = True
     readout: ClassVar[str] = "mean"
+    network: Any  # a TextClassifier, unless the method makes another
 
     def __init__(
         self, module: nn.Module, settings: Any, seed: int, head: str = "masked-test", outline: Outline | None = None
@@ -64,7 +65,7 @@ class TextMethod(Method):
 
     # --- what a method may change ----------------------------------------------------------------------------
 
-    def classifier(self, module: nn.Module) -> TextClassifier:
+    def classifier(self, module: nn.Module) -> nn.Module:
         """The network."""
         return TextClassifier(module, self.outputs(), self.readout, self.generator("head"))
 

@@ -12,6 +12,7 @@ from exssnet.methods.text._base import AllClassText, TextMethod, TextSettings
 from exssnet.methods.text._memory import TextReplay, TextReplaySettings
 from exssnet.methods.text._own import OwnParts
 from exssnet.models.adapters import norms, put_in
+from exssnet.models.text_classifier import TextClassifier
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class WithAdapters(TextMethod):
     """Trains adapters, layer norms and the head; every other weight stays as it is."""
 
     settings_type: ClassVar[type[Any]] = AdapterSettings
+    network: TextClassifier
 
     def prepare(self) -> None:
         encoder = self.network.encoder.requires_grad_(False)

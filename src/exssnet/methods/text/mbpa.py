@@ -55,6 +55,7 @@ class Mbpa(AllClassText):
     name = "mbpa++"
     settings_type = MbpaSettings
     settings: MbpaSettings
+    network: TextClassifier
     steps: Tensor
 
     def prepare(self) -> None:
