@@ -132,6 +132,17 @@ def test_an_earlier_task_answers_bit_for_bit_as_when_it_was_learned(using, name)
 
 
 @pytest.mark.parametrize("name", PROVED)
+def test_what_a_task_learns_does_not_depend_on_earlier_tasks(using, name):
+    texts = streams.stream(using, 12)
+    tokens, alone = streams.made(name, using, texts)
+    streams.learn(alone, tokens[1])
+    _, second = streams.made(name, using, texts)
+    for task in tokens[:2]:
+        streams.learn(second, task)
+    assert alone.verify().digests["t1"] == second.verify().digests["t1"]
+
+
+@pytest.mark.parametrize("name", PROVED)
 def test_a_task_that_was_tampered_with_is_found_out(using, name):
     tokens, method = streams.made(name, using, streams.stream(using, 12), epochs=1)
     streams.learn(method, tokens[0])

@@ -9,7 +9,9 @@ need("transformers", "needs the package transformers (pip install 'exssnet[text]
 need("tokenizers", "needs the package tokenizers (pip install 'exssnet[text]')")
 
 from exssnet.errors import InputError  # noqa: E402
-from exssnet.models.adapters import put_in  # noqa: E402
+from exssnet.methods.text.prompt_tuning import Prompted  # noqa: E402
+from exssnet.models.adapters import norms, put_in  # noqa: E402
+from exssnet.models.text_classifier import TextClassifier  # noqa: E402
 
 from . import streams  # noqa: E402
 
@@ -121,3 +123,59 @@ def test_prompts_that_leave_no_room_for_a_text_are_refused_and_long_texts_cut(tm
     x = tokens_of(short, 24)
     assert x.shape[1] > 8
     torch.testing.assert_close(method.network.eval().features(x), method.network.features(x[:, :8]))
+
+
+def library_model(kind):
+    """A tiny model of another architecture, with room for 20 positions."""
+    import transformers as library
+
+    few = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    few |= {"intermediate_size": 24, "initializer_range": 0.2}
+    config = {
+        "mpnet": lambda: library.MPNetConfig(**few, max_position_embeddings=22),
+        "roberta": lambda: library.RobertaConfig(**few, max_position_embeddings=22, type_vocab_size=1),
+        "distilbert": lambda: library.DistilBertConfig(
+            vocab_size=30, dim=16, n_layers=2, n_heads=2, hidden_dim=24, max_position_embeddings=20
+        ),
+    }[kind]()
+    torch.manual_seed(0)
+    return library.AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+
+
+def some_tokens(length):
+    draw = torch.Generator().manual_seed(0)
+    return torch.stack((torch.randint(4, 30, (3, length), generator=draw), torch.ones(3, length, dtype=torch.int64)), 2)
+
+
+@pytest.mark.parametrize("kind", ["mpnet", "roberta", "distilbert"])
+def test_other_architectures_have_adapters_in_every_layer(kind):
+    network = TextClassifier(library_model(kind), 2, "mean", torch.Generator().manual_seed(0))
+    expected = network.features(some_tokens(7))
+    put_in(network.encoder, 16, 4, 0.3, torch.Generator().manual_seed(0))
+    assert len(adapters(network)) == 4
+    assert not torch.isclose(network.features(some_tokens(7)), expected, atol=1e-3).all()
+    for adapter in adapters(network):
+        adapter.up.weight.data.zero_()
+    torch.testing.assert_close(network.features(some_tokens(7)), expected)
+    assert len(norms(network.encoder)) == 10  # weight and bias: behind the embeddings, and two in each layer
+
+
+@pytest.mark.parametrize("kind", ["mpnet", "roberta", "distilbert"])
+def test_prompts_and_a_text_may_take_all_positions_of_other_architectures(kind):
+    network = Prompted(library_model(kind), 2, 9, torch.Generator().manual_seed(0))
+    assert network.room == 11
+    whole = network.features(some_tokens(11))
+    assert whole.isfinite().all()
+    torch.testing.assert_close(network.features(torch.cat((some_tokens(11), some_tokens(5)), 1)), whole)
+
+
+def test_gradients_are_clipped_where_the_settings_say_so(bert):
+    norms_found = []
+    for clip in (0.0, 0.01):
+        _, method = streams.made("adapter-ft", bert, streams.stream(bert), clip=clip)
+        batch_loss = functional.cross_entropy(method.forward(tokens_of(bert), training=True), torch.zeros(12).long())
+        batch_loss.backward()
+        method.after_backward()
+        norms_found.append(float(torch.cat([p.grad.flatten() for p in method.trained().values()]).norm()))
+    assert norms_found[0] > 0.02
+    assert norms_found[1] == pytest.approx(0.01, rel=1e-3)

@@ -6,7 +6,7 @@ Every example is kept, and before a text is answered its nearest neighbours are 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from exssnet.data.tasks import Data, Task
 from exssnet.data.text.tokens import shown
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Phase, Tensors, bits, check_whole
+from exssnet.methods.base import Batch, Tensors, bits, check_whole
 from exssnet.methods.text._base import AllClassText, TextSettings
 from exssnet.models.text_classifier import TextClassifier
 
@@ -67,10 +67,6 @@ class Mbpa(AllClassText):
         self._features: Tensor | None = None  # of all kept texts, as the encoder is now
 
     # --- learning --------------------------------------------------------------------------------------------
-
-    def phases(self, task: Task) -> Iterator[Phase]:
-        self._features = None
-        yield from super().phases(task)
 
     def loss(self, batch: Batch) -> Tensor:
         loss = self.new_loss(batch)
