@@ -14,6 +14,8 @@ from tests.methods.text.streams import WORDS  # noqa: E402
 from exssnet.errors import InputError  # noqa: E402
 from exssnet.experiments.config import resolve  # noqa: E402
 from exssnet.experiments.run import run  # noqa: E402
+from exssnet.methods import methods  # noqa: E402
+from exssnet.methods.text._base import AllClasses  # noqa: E402
 
 from . import own_streams  # noqa: E402
 
@@ -41,6 +43,24 @@ def test_a_run_from_the_command_line_leaves_a_record(exssnet, tmp_path, encoder,
     if name == "multi-adapter":
         assert record["zero_forgetting"]["verified"]
         assert record["forgetting"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name, kind in methods().items() if kind.trains_encoder])
+@pytest.mark.parametrize("setting", ["task-incremental", "class-incremental"])
+def test_every_method_makes_a_run_in_the_settings_it_can_do(tmp_path, encoder, name, setting):
+    if name == "lamol":
+        encoder = tiny.make(tmp_path / "gpt2", "gpt2", positions=96, words=WORDS)
+    if setting == "class-incremental" and not issubclass(methods()[name], AllClasses):
+        return
+    few = {"lamol": {"longest": 20}, "prompt-tuning": {"prompts": 5}, "mbpa++": {"steps": 2}}.get(name, {})
+    file = own_streams.text_stream(tmp_path, count=12)
+    config = resolve(str(file), name, 0, encoder=str(encoder), epochs=1, lr=0.003, setting=setting, **few)
+    record = run(config, tmp_path / "runs")
+    assert record["setting"] == setting
+    assert len(record["accuracy_matrix"][-1]) == 2
+    assert all(0 <= accuracy <= 100 for accuracy in record["accuracy_matrix"][-1])
+    assert sum(split["texts"] for split in record["texts"].values()) == 48
+    assert (record["zero_forgetting"] is not None) == methods()[name].exclusive
 
 
 def test_class_incremental_answers_among_the_classes_of_all_tasks(tmp_path, encoder):
