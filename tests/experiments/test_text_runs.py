@@ -65,6 +65,12 @@ def test_other_methods_learn_the_same_texts(tmp_path, method):
     assert record["accuracy_matrix"][1][1] > 75
 
 
+@pytest.mark.parametrize("method", ["individual", "multitask"])
+def test_the_bounds_over_a_frozen_encoder_learn_the_same_texts(tmp_path, method):
+    record = learn(own_streams.text_stream(tmp_path), tmp_path / "runs", method, **QUICK)
+    assert min(record["accuracy_matrix"][-1]) > 75
+
+
 def test_the_same_seed_gives_the_same_run_and_the_cache_no_difference(tmp_path):
     file = own_streams.text_stream(tmp_path)
     first = learn(file, tmp_path / "one", **QUICK)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from exssnet.data.tasks import Data, Task
 from exssnet.data.tensors import TensorData, joined
+from exssnet.data.text.states import StatesData
 from exssnet.errors import InputError
 from exssnet.methods.base import Batch, JointMethod
 from exssnet.methods.shared.dense import Dense
 
 
 class Multitask(JointMethod, Dense):
-    """Train one network on the examples of all tasks together: the bound for learning one after the other."""
+    """Train one network on the examples of all tasks together: the bound for learning them in turn."""
 
     name = "multitask"
     remembers = True
@@ -27,12 +28,15 @@ class Multitask(JointMethod, Dense):
         validation = self._joined(held) if held else None
         return replace(tasks[-1], name="all", train=self._joined([task.train for task in tasks]), validation=validation)
 
-    def _joined(self, parts: Sequence[Data]) -> TensorData:
+    def _joined(self, parts: Sequence[Data]) -> Data:
+        pairs = zip(parts, self.outputs_of.slices, strict=True)
+        labels = [part.labels + own.start for part, own in pairs]
+        states = [part for part in parts if isinstance(part, StatesData)]
+        if len(states) == len(parts):
+            return StatesData.joined(states, labels, self.outputs_of.size)
         in_memory = [part for part in parts if isinstance(part, TensorData)]
         if len(in_memory) < len(parts):
             raise InputError("multitask joins the tasks' examples: it needs data in memory")
-        pairs = zip(parts, self.outputs_of.slices, strict=True)
-        labels = [part.labels + own.start for part, own in pairs]
         return joined(in_memory, labels, self.outputs_of.size)
 
     def loss(self, batch: Batch) -> Tensor:
