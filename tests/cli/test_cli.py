@@ -90,8 +90,10 @@ def test_json_prints_the_record_and_nothing_else(exssnet, tmp_path):
     [
         (
             "methods",
-            ["agem", "cgate", "der", "der++", "er", "ewc-online", "exssnet", "hat", "icarl", "individual", "lwf",
-             "multitask", "naive", "packnet", "piggyback", "si", "ssnet", "supsup", "wsn"],
+            ["adapter-ft", "adapter-replay", "agem", "cgate", "der", "der++", "er", "ewc-online", "exssnet", "fine-tune",
+             "hat", "icarl", "idbr", "individual", "lamol", "lwf", "mbpa++", "multi-adapter", "multitask", "naive",
+             "packnet", "piggyback", "prompt-tuning", "regularization", "replay", "si", "ssnet", "supsup",
+             "text-individual", "text-multitask", "wsn"],
         ),
         (
             "benchmarks",
@@ -127,7 +129,7 @@ BAD = {
     "density above 1": (["--density", "1.2"], "density is 1.2"),
     "a layer without a weight": (["--density", "0.0001"], "without a weight: use at least 0.002"),
     "unknown method": (["--method", "exsnet"], "unknown method 'exsnet': did you mean exssnet"),
-    "unknown method far off": (["--method", "zzz"], "choose one of agem, "),
+    "unknown method far off": (["--method", "zzz"], "choose one of adapter-ft, "),
     "unknown model": (["--network", "resnet"], "unknown model 'resnet': did you mean resnet50 or resnet18?"),
     "unknown optimizer": (["--optimizer", "adm"], "did you mean adam or adamw?"),
     "unknown device": (["--device", "gpu"], "device 'gpu' is unknown: give auto, cpu or cuda"),

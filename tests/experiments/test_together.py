@@ -46,6 +46,13 @@ def test_runs_that_read_from_disk_are_not_put_together(gpu):
         how_many("2", lazy)
 
 
+def test_runs_that_train_an_encoder_are_not_put_together(gpu):
+    large = [resolve("webnlp-s2", "fine-tune", seed, encoder="/none") for seed in range(2)]
+    assert how_many("auto", [*plans(1), *large]) == 1
+    with pytest.raises(InputError, match="together 2: fine-tune trains a whole encoder"):
+        how_many("2", large)
+
+
 def test_a_gpu_without_bf16_computes_in_fp32_and_says_so_if_asked_for_more(gpu):
     gpu.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     assert plans(1)[0].precision == "fp32"

@@ -49,7 +49,7 @@ class RunConfig:
     batch_size: int = 64
     optimizer: str = "adam"
     weight_decay: float | None = None  # None: the optimizer's default
-    schedule: str = "cosine"  # of the learning rate in each phase: cosine, constant or published
+    schedule: str = "cosine"  # of the learning rate in each phase: cosine, linear, constant or published
     select: str = "last"
     evaluate: str = "all"  # all: after each task all tasks so far; ends: the new one, and all of them at the end
     device: str = "auto"
@@ -120,7 +120,7 @@ def resolve(benchmark: str, method: str, seed: int, /, **changes: Any) -> RunCon
     common = {name: value for name, value in recipes.get("*", {}).items() if knows(kind, name)}
     given |= common | recipes.get(kind.name, {})
     if kind.trains_encoder:
-        given |= encoder_recipes().get(kind.name, {})
+        given |= {"network": "encoder"} | encoder_recipes().get(kind.name, {})
     changes = {name: value for name, value in changes.items() if value is not None}
     own_optimizer = given.get("optimizer", RunConfig.optimizer)
     if "epochs" in changes:

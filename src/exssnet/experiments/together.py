@@ -24,10 +24,13 @@ MOST = 28  # PyTorch has a pool of 32 streams; steps are captured on two of them
 
 def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
     """Number of concurrent runs, from a number or `auto`."""
+    from exssnet.methods import parse
+
     gpu = all(config.device.startswith("cuda") for config in configs)
     from_disk = next((config for config in configs if _reads_from_disk(config)), None)
+    large = next((config for config in configs if parse(config.method)[0].trains_encoder), None)
     if wanted == "auto":
-        return min(AT_ONCE, len(configs)) if gpu and not from_disk else 1
+        return min(AT_ONCE, len(configs)) if gpu and not from_disk and not large else 1
     if not wanted.isdecimal() or int(wanted) < 1:
         raise InputError(f"--together is '{wanted}': give auto or a whole number from 1")
     if int(wanted) > 1 and not gpu:
@@ -36,6 +39,10 @@ def how_many(wanted: str, configs: Sequence[RunConfig]) -> int:
         raise InputError(
             f"--together {wanted} cannot be used with {from_disk.benchmark}, whose images are read from disk during "
             f"training: use auto"
+        )
+    if int(wanted) > 1 and large:
+        raise InputError(
+            f"together {wanted}: {large.method} trains a whole encoder, which fills a GPU: leave it at auto"
         )
     if int(wanted) > MOST:
         raise InputError(f"--together {wanted} is too many: give at most {MOST}; about 8 fill a GPU")
