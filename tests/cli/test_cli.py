@@ -90,9 +90,9 @@ def test_json_prints_the_record_and_nothing_else(exssnet, tmp_path):
     [
         (
             "methods",
-            ["adapter-ft", "adapter-replay", "agem", "cgate", "der", "der++", "er", "ewc-online", "exssnet", "fine-tune",
-             "hat", "icarl", "idbr", "individual", "lamol", "lwf", "mbpa++", "multi-adapter", "multitask", "naive",
-             "packnet", "piggyback", "prompt-tuning", "regularization", "replay", "si", "ssnet", "supsup",
+            ["adapter-ft", "adapter-replay", "agem", "cgate", "der", "der++", "er", "ewc-online", "exssnet",
+             "fine-tune", "hat", "icarl", "idbr", "individual", "lamol", "lwf", "mbpa++", "multi-adapter", "multitask",
+             "naive", "packnet", "piggyback", "prompt-tuning", "regularization", "replay", "si", "ssnet", "supsup",
              "text-individual", "text-multitask", "wsn"],
         ),
         (

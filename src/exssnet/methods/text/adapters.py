@@ -71,6 +71,6 @@ class AdapterReplay(WithAdapters, TextReplay):
 
 
 class MultiAdapter(WithAdapters, OwnParts):
-    """Train new adapters in a frozen encoder for each task: nothing is forgotten, and storage grows with every task."""
+    """Train new adapters in a frozen encoder for each task: nothing is forgotten, storage grows with every task."""
 
     name = "multi-adapter"

@@ -89,7 +89,7 @@ class Marks:
 
 
 class Lamol(TextMethod):
-    """Train a language model to answer questions about texts, on new ones and on earlier ones that it writes itself."""
+    """Train a language model to answer questions about texts, on new and on earlier ones that it writes itself."""
 
     name = "lamol"
     heads = ("task",)
