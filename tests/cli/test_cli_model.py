@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from sklearn.datasets import load_breast_cancer, load_wine
 from tests.forks import Done, Forks
 from tests.parts import need
@@ -386,19 +385,3 @@ def test_while_one_process_learns_another_cannot_change_and_stopping_it_leaves_a
         assert (done.returncode, done.said, done.stdout) == (130, f"exssnet: stopped; {said}\n", "")
     assert content(tmp_path / "model") == before
     assert not (tmp_path / "new").exists()
-
-
-def test_a_warning_says_when_little_is_free_and_names_are_never_obeyed(exssnet: Forks, tmp_path: Path):
-    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).numpy()
-    labels = np.array(["[red]a[/blue]", "[31m:smile:"])[(x[:, 0] > 0).astype(int)]
-    np.savez(tmp_path / "a.npz", x=x, y=labels)
-    first = ("learn", "m", "--task", "[bold]", "--data", "a.npz", "--density", "0.8", "--epochs", "2", *SMALL)
-    done = exssnet(*first, cwd=tmp_path)
-    assert done.returncode == 0
-    assert re.fullmatch(
-        r"exssnet: only \d+ % of the weights are free, and new tasks will mostly use trained ones[^\n]*\n", done.said
-    )
-    assert "[bold]" in good(exssnet("tasks", "m", cwd=tmp_path))
-    printed = good(exssnet("predict", "m", "a.npz", "--task", "[bold]", cwd=tmp_path))
-    assert "[red]a[/blue]" in printed
-    assert "[31m:smile:" in printed

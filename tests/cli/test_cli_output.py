@@ -214,3 +214,19 @@ def test_no_command_prints_the_help(exssnet: Forks, tmp_path: Path):
     done = exssnet(cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "")
     assert "Usage: exssnet" in done.stdout
+
+
+def test_a_warning_says_when_little_is_free_and_names_are_never_obeyed(exssnet: Forks, tmp_path: Path):
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    labels = np.array(["[red]a[/blue]", "[31m:smile:"])[(x[:, 0] > 0).astype(int)]
+    np.savez(tmp_path / "a.npz", x=x, y=labels)
+    first = ("learn", "m", "--task", "[bold]", "--data", "a.npz", "--density", "0.8", *SMALL)
+    done = exssnet(*first, cwd=tmp_path)
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"exssnet: only \d+ % of the weights are free, and new tasks will mostly use trained ones[^\n]*\n", done.said
+    )
+    assert "[bold]" in exssnet("tasks", "m", cwd=tmp_path).stdout
+    printed = exssnet("predict", "m", "a.npz", "--task", "[bold]", cwd=tmp_path).stdout
+    assert "[red]a[/blue]" in printed
+    assert "[31m:smile:" in printed

@@ -12,12 +12,13 @@ from typer.core import TyperGroup
 
 from exssnet.cli import cache_commands as cli_cache
 from exssnet.cli import model_commands as cli_model
-from exssnet.cli.console import REFUSED, Stopped, one_line_errors, print_json, stoppable, stored, tell
+from exssnet.cli.console import REFUSED, Stopped, one_line_errors, print_json, stoppable, stored
+from exssnet.cli.plans import named, pairs, planned, repeated
 from exssnet.errors import InputError
 from exssnet.version import __version__
 
 if TYPE_CHECKING:
-    from exssnet.experiments.config import RunConfig
+    pass
 
 
 class Commands(TyperGroup):
@@ -282,9 +283,9 @@ def run(
         plug_in(file)
 
     plans = (
-        _repeated(config, [benchmark, stream, method, seeds, kkt, more, *changes.values()])
+        repeated(config, [benchmark, stream, method, seeds, kkt, more, *changes.values()])
         if config
-        else _planned(_named(benchmark, stream), method or "exssnet", kkt, seeds or "0", changes | _pairs(more or []))
+        else planned(named(benchmark, stream), method or "exssnet", kkt, seeds or "0", changes | pairs(more or []))
     )
     at_once = how_many(together, plans)
     refuse_early(plans, out)
@@ -299,8 +300,8 @@ def run(
             finished = run_all(batch, out, listeners, checkpoint_seconds, at_once)
         if not as_json:
             with stored(f"the record is in {out / batch[-1].folder}"):
-                for planned, record in zip(batch, finished, strict=True):
-                    terminal.print_record(record, out / planned.folder)
+                for plan, record in zip(batch, finished, strict=True):
+                    terminal.print_record(record, out / plan.folder)
         records += finished
     with stored(f"all records are in {out}"):
         if as_json:
@@ -323,66 +324,6 @@ _NOT_CHANGES = {
     "checkpoint_seconds",
     "as_json",
 }
-
-
-def _named(benchmark: str, stream: Path | None) -> str:
-    """The benchmark, or the file of a stream."""
-    if stream is None:
-        return benchmark
-    if benchmark:
-        raise InputError(f"both {benchmark} and --stream are given: give one of them")
-    if stream.suffix not in (".yaml", ".yml"):
-        raise InputError(f"--stream {stream} is not a YAML file: give one that lists tasks, files and columns")
-    return str(stream)
-
-
-def _repeated(config: Path, others: list[Any]) -> list[RunConfig]:
-    """Plan the run of a config.yaml."""
-    from exssnet.experiments.config import RunConfig
-
-    if any(other is not None and other is not False and other != "" for other in others):  # 0 is a setting
-        raise InputError("--config repeats a run: remove the benchmark and all other settings")
-    return [RunConfig.read(config)]
-
-
-def _planned(benchmark: str, methods: str, kkt: bool, seeds: str, changes: dict[str, Any]) -> list[RunConfig]:
-    """Plan the runs; all of them are resolved before the first one starts."""
-    from exssnet.experiments.config import resolve_all
-    from exssnet.methods import general as known
-    from exssnet.methods import transfers
-
-    if not benchmark:
-        raise InputError("no benchmark given: `exssnet list benchmarks` lists them")
-    names = []
-    for name in (part.strip() for part in methods.split(",")):
-        some = [name] if name != "all" else [one for one in known() if not kkt or transfers(one)]
-        names += [one.removesuffix("+kkt") + "+kkt" for one in some] if kkt else some
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds is '{seeds}': give comma-separated whole numbers, for example 0,1,2") from None
-    heads = [head.strip() for head in changes.pop("head").split(",")] if changes.get("head") else []
-    for what, given in (("method", names), ("seed", [str(number) for number in numbers]), ("head", heads)):
-        twice = [value for value in given if value and given.count(value) > 1]
-        if twice:
-            raise InputError(f"{what} {twice[0]} is given twice: give each once")
-    if not heads:
-        return resolve_all(benchmark, names, numbers, **changes)
-    plans = {p.folder: p for head in heads for p in resolve_all(benchmark, names, numbers, **changes, head=head)}
-    fitting = {plan.method for plan in plans.values() if plan.head in heads}
-    other = sorted({f"{plan.method} ({plan.head})" for plan in plans.values() if plan.method not in fitting})
-    if other:
-        tell(f"these methods do not have head {' or '.join(heads)} and use their own: {', '.join(other)}")
-    return [plan for plan in plans.values() if plan.head in heads or plan.method not in fitting]
-
-
-def _pairs(settings: list[str]) -> dict[str, Any]:
-    from exssnet.experiments.config import settings_from_text
-
-    for setting in settings:
-        if "=" not in setting:
-            raise InputError(f"--set {setting} has no value: write --set name=value")
-    return settings_from_text(dict(setting.split("=", 1) for setting in settings))
 
 
 @app.command()
