@@ -79,6 +79,10 @@ class Disentangled(TextReplay):
         super().prepare()
         self.before = Tensors()  # the network as the last task left it; between tasks it is the network itself
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        questions = () if self.asks else ("swapped.", "task.")  # nobody asks them
+        return {name: p for name, p in super().trained().items() if not name.startswith(questions)}
+
     def loss(self, batch: Batch) -> Tensor:
         """CE_class + CE_swapped + c·(a·MSE(g, g_old) + b·MSE(s, s_old)), and CE_task in a step that replays."""
         self.network.train()
@@ -92,25 +96,32 @@ class Disentangled(TextReplay):
 
     def part(self, x: Tensor, y: Tensor, task: int, replays: bool, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss on examples of one task, and all outputs."""
-        net, of = self.network, self.settings
-        loss = x.new_zeros((), dtype=torch.float32)
         if self.asks:
             x = both_orders(x, batch.data.shape[0], batch.generator)
             y = torch.cat((y, y))
-        g, s = net.spaces(x)
-        outputs = net.head(torch.cat((g, s), 1))
-        loss = loss + self.class_loss(outputs, y, task)
+        g, s = self.network.spaces(x)
+        outputs = self.network.head(torch.cat((g, s), 1))
+        loss = self.class_loss(outputs, y, task)
         if self.asks:
-            swapped = torch.arange(len(x), device=x.device) >= len(x) // 2
-            loss = loss + functional.cross_entropy(net.swapped(g), swapped.long())
-            if replays:
-                asked = net.gain * net.task(s)
-                loss = loss + functional.cross_entropy(asked, torch.full_like(y, task))
+            loss = loss + self.questions(g, s, task, replays)
         if self.tasks:
-            g_old, s_old = self.old_spaces(x)
-            way = of.general * functional.mse_loss(g, g_old) + of.specific * functional.mse_loss(s, s_old)
-            loss = loss + (of.pull_replayed if replays else of.pull) * way
+            loss = loss + self.pull(x, g, s, replays)
         return loss, outputs
+
+    def questions(self, g: Tensor, s: Tensor, task: int, replays: bool) -> Tensor:
+        """Whether the halves are swapped, as they are in the second half of the batch, and which task it is."""
+        swapped = torch.arange(len(g), device=g.device) >= len(g) // 2
+        loss = functional.cross_entropy(self.network.swapped(g), swapped.long())
+        if not replays:
+            return loss
+        asked = self.network.gain * self.network.task(s)
+        return loss + functional.cross_entropy(asked, torch.full((len(s),), task, device=s.device))
+
+    def pull(self, x: Tensor, g: Tensor, s: Tensor, replays: bool) -> Tensor:
+        """c·(a·MSE(g, g_old) + b·MSE(s, s_old))."""
+        of, (g_old, s_old) = self.settings, self.old_spaces(x)
+        way = of.general * functional.mse_loss(g, g_old) + of.specific * functional.mse_loss(s, s_old)
+        return (of.pull_replayed if replays else of.pull) * way
 
     def old_spaces(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """g and s as they were when this task began."""
