@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 WriteParquet = Callable[..., Path]
 
 # the first call of a torch operator can take longer than hypothesis' deadline
-settings.register_profile("exssnet", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "60")))
+settings.register_profile("exssnet", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "30")))
 settings.load_profile("exssnet")
 
 

@@ -77,7 +77,7 @@ def test_a_model_is_asked_and_verified_while_it_learns():
     )
 
 
-@pytest.mark.parametrize("network", ["lenet-300-100", "resnet18"])
+@pytest.mark.parametrize("network", ["lenet-300-100", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_a_model_directory_is_asked_and_exported_from_while_it_learns(tmp_path: Path, network: str):
     x, y = examples(3, 8, 8)
     model = Model.create(tmp_path / "model", network, (3, 8, 8), width=4 if network == "resnet18" else 0.1, density=0.3)

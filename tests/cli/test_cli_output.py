@@ -97,6 +97,7 @@ def test_a_pipe_to_head_is_silent(model: Path):
         assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_closed_streams_are_no_traceback_and_nothing_else_is_written_to_them(exssnet: Forks, model: Path):
     for done in (exssnet("tasks", "m", cwd=model, closed=[1]), real("tasks m >&-", model)):
         assert (done.returncode, done.stderr) == (3, "exssnet: the output could not be written: Bad file descriptor\n")
@@ -133,6 +134,7 @@ def test_every_table_can_be_shown_in_every_encoding(exssnet: Forks, model: Path,
     assert {answer["label"] for answer in json.loads(found.stdout)} == {ODD, "[/bold]"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_what_the_environment_says_of_the_terminal_is_enough(model: Path, environment: dict[str, str]):
     done = real("tasks m && exssnet --help && exssnet tasks é", model, **environment)
@@ -158,6 +160,7 @@ def test_json_holds_nothing_that_a_terminal_obeys(exssnet: Forks, model: Path):
     assert exssnet("show", "m", cwd=model).stdout.count("\n") > 10
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_names_and_obeys_none(model: Path):
     printed = in_a_terminal(model, "learn", "m", "--task", "[red]x[red]", "--data", "a.npz", "--epochs", "40")
     assert "learning [red]x[red]" in printed  # the bar

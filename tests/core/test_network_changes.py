@@ -325,3 +325,19 @@ def test_a_module_s_own_weights_are_what_removing_goes_back_to():
     learn(net, "a", 1)
     changes.remove(net, "a", first)
     assert torch.equal(net.weights, first)
+
+
+def test_a_task_that_is_refused_because_an_earlier_one_changed_leaves_the_weights_and_every_later_one_is_refused():
+    net = network()
+    for number in range(2):
+        learn(net, f"task{number}", number)
+    used = net.bank.used.nonzero().view(-1)[0]
+    net.weights[used] += 1
+    before = net.weights.clone()
+    for attempt in range(3):
+        with pytest.raises(ForgettingError, match="changed after it was learned"):
+            learn(net, f"new{attempt}", 7 + attempt)
+        assert torch.equal(net.weights, before)
+        assert list(net.tasks) == ["task0", "task1"]
+    net.weights[used] -= 1
+    learn(net, "new", 9)

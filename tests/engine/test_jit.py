@@ -143,6 +143,7 @@ def test_a_folder_in_the_place_of_a_file_is_passed_over(kernels, cache):
     assert child(program, cache, kernels) == ["81.0"]
 
 
+@pytest.mark.slow
 def test_learning_goes_on_whatever_happened_to_the_files_and_leaves_none_in_the_package(tmp_path):
     package, cache = tmp_path / "package/exssnet", tmp_path / "cache"
     shutil.copytree(Path(exssnet.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

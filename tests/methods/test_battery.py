@@ -123,6 +123,7 @@ def test_captured_steps_leave_what_single_steps_leave_bit_for_bit(monkeypatch, n
     assert all(torch.equal(states[0][tensor], states[1][tensor]) for tensor in states[0])
 
 
+@pytest.mark.slow
 @every_method
 def test_a_run_that_is_killed_is_taken_up_by_another_process(exssnet, tmp_path, name):
     planned = config(name, FEW | {"epochs": 12, "mask_epochs": 12})  # long enough to be killed before it ends

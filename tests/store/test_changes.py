@@ -105,7 +105,7 @@ class Years(RuleBasedStateMachine):
 
 
 Years.TestCase.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)
-TestYears = Years.TestCase
+TestYears = pytest.mark.slow(Years.TestCase)
 
 
 # --- Removing ------------------------------------------------------------------------------------------------

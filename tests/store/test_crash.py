@@ -19,6 +19,8 @@ from exssnet.store.directory import Folder
 from exssnet.store.format.manifest import parse
 from exssnet.store.verify import verify
 
+pytestmark = pytest.mark.slow
+
 KILLS = 200
 NOBODY = 65534
 CHANGES = ("learn c 3", "remove a", "rename b d", "rollback")

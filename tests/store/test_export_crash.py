@@ -11,6 +11,8 @@ from tests.store.test_full_disk import fill
 
 from exssnet import Model, StoreError
 
+pytestmark = pytest.mark.slow
+
 FORMS = ("safetensors", "torch", "model")
 
 

@@ -12,6 +12,8 @@ from exssnet.errors import StoreError
 from exssnet.store.directory import Folder
 from exssnet.store.writer import Writer
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [
     ("learn c 3", "learn e 5"), ("learn c 3", "rollback"), ("remove a", "remove b"), ("rename b d", "rename a z"),
     ("rollback", "learn e 5"), ("rollback", "remove a"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any, Protocol
 
@@ -166,6 +167,10 @@ class Engine:
     def prepare(self) -> None:
         """Start what takes long to start, while the caller goes on."""
         return
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Have the device to oneself where threads that train on it would disturb each other."""
+        return nullcontext()
 
     def runner(self, structure: Structure, layout: Layout, device: torch.device) -> Runner:
         """What runs a module whose weights these are."""

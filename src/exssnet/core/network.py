@@ -111,7 +111,6 @@ class MaskedNetwork:
         return logits
 
     def logits(self, x: Tensor, task: str) -> Tensor:
-        """Logits [B, classes] of a learned task, in evaluation mode."""
         learned = self.task(task)
         with torch.no_grad():
             return self.run(self.masked(learned), learned.private, learned.classes, x, training=False)
@@ -136,7 +135,6 @@ class MaskedNetwork:
         return self.layout.tensors(self.effective_vector(self.task(task)))
 
     def effective_vector(self, learned: LearnedTask) -> Tensor:
-        """The same as one vector."""
         with self.lock:
             vector = keep_only(self.weights, self.bank.mask(self.position(learned.name)))
             if learned.override is not None:
@@ -161,7 +159,6 @@ class MaskedNetwork:
         return self.tasks[name]
 
     def position(self, task: str) -> int:
-        """A task's index in the order of learning."""
         return list(self.tasks).index(task)
 
     def mask(self, task: str) -> Tensor:
@@ -214,9 +211,14 @@ class MaskedNetwork:
         """
         with self.lock:
             self.check_new(task, classes)
+            before = self.weights[index]
             self.weights[index] = values.detach()
             if exclusive:
-                self.proof.check_earlier()
+                try:
+                    self.proof.check_earlier()
+                except BaseException:
+                    self.weights[index] = before
+                    raise
             shared = {name for name, buffer in self.buffers.items() if torch.equal(own[name], buffer)}
             private = {name: tensor.detach().clone() for name, tensor in own.items() if name not in shared}
             overlap = self.bank.overlap(mask)

@@ -91,8 +91,7 @@ class Proof:
 
     def accept(self) -> None:
         """From now on the used weights have to stay as they are."""
-        net = self._network
-        self._used = combined_digest(digests_of(net.layout.tensors(keep_only(net.weights, net.bank.used))))
+        self._used = self._digest_of_used()
 
     def restart(self) -> None:
         """Check the stored parts of all tasks next time, as after a load."""
@@ -104,10 +103,8 @@ class Proof:
         net = self._network
         if not net.tasks:
             return
-        before = self._used
-        self.accept()
         stored = all(self.stored_digest(net.tasks[name]) == net.tasks[name].kept for name in self._next())
-        if not (stored and self._used == before and self._digests_of_shared() == self._shared):
+        if not (stored and self._digest_of_used() == self._used and self._digests_of_shared() == self._shared):
             self.verify().require()
             raise ForgettingError("weights used by earlier tasks changed, though no task's digest differs")
 
@@ -132,10 +129,16 @@ class Proof:
     def _next(self) -> list[str]:
         """The tasks to check now: those that wait longest, and all that were never checked."""
         tasks = self._network.tasks
-        known = [task for task in self._queue if task in tasks]
-        taken = known[:STORED_CHECKS] + [task for task in tasks if task not in set(known)]
-        self._queue = known[STORED_CHECKS:] + taken
+        known = {task: None for task in self._queue if task in tasks}
+        new = [task for task in tasks if task not in known]
+        queue = list(known)
+        taken = queue[:STORED_CHECKS] + new
+        self._queue = queue[STORED_CHECKS:] + taken
         return taken
+
+    def _digest_of_used(self) -> str:
+        net = self._network
+        return combined_digest(digests_of(net.layout.tensors(keep_only(net.weights, net.bank.used))))
 
     def _digests_of(self, learned: LearnedTask) -> dict[str, str]:
         return digests_of(self._network.effective(learned.name) | learned.private)

@@ -101,7 +101,7 @@ def describe() -> dict[str, str]:
 
 
 def remark(name: str, data_sets: Iterable[str]) -> str | None:
-    """What must be said beside results of an encoder on some data sets, if anything."""
+    """What must be said with results of an encoder on some data sets, if anything."""
     plain = name.lower().replace("_", "-")
     met = SEEN_BEFORE.intersection(data_sets)
     return TRAINED_ON if met and ("all-minilm" in plain or "all-mpnet" in plain) else None

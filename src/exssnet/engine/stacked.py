@@ -65,7 +65,7 @@ class Stacked:
             try:
                 out = self._run(names, x[index])
             except (RuntimeError, UserWarning):
-                self._stackable = False  # or the inputs do not fit, which is told below
+                pass  # inputs that do not fit, or what vmap cannot do: `logits` finds out
             else:
                 counts = torch.tensor([self.network.tasks[name].classes for name in names], device=out.device)
                 missing = torch.arange(out.shape[2], device=out.device) >= counts[:, None, None]

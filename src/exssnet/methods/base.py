@@ -75,6 +75,7 @@ class Method(nn.Module):
         super().__init__()
         self.settings, self.seed, self.head, self.outline = settings, seed, head, outline
         self.engine = Engine()
+        self.capturable = True  # until an engine finds out that its steps are not
 
     # --- what a method writes ------------------------------------------------------------------------------
 

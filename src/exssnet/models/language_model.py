@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
             raise InputError(f"{kind} is not causal and cannot write: give a causal model such as GPT-2")
         if not getattr(config, "tie_word_embeddings", False):
             raise InputError(
-                f"{kind} has an output layer apart from its embeddings, which is not part of an encoder: "
+                f"{kind} has an output layer other than its embeddings, which is not part of an encoder: "
                 f"give a model with tie_word_embeddings, such as GPT-2"
             )
         self.encoder, self.vocabulary = encoder, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,12 @@ class Learner:
         self._computing = precision, compile
         self.to(device or "cpu")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        network = self._method.network
+        if network.engine.name == "cuda" and network.device.type != "cuda":  # loaded with a map_location
+            self.to(network.device)
+
     def __repr__(self) -> str:
         size, names = self._method.network.layout.size, listed([task.name for task in self.tasks])
         return f"{type(self).__name__}({size:,} weights, {100 * self.free:.1f} % of them free; {names})"
@@ -114,9 +120,12 @@ class Learner:
         )
         if listener is not None:
             listener.epochs_planned(self._method.settings.epochs_per_task)
+        if self._computing[1] != "off":  # a step is compiled for its batch size
+            self._method.use(choose(network.device, *self._computing, batch_size))
         trainer = Trainer(self._method, self.config.seed, settings, listener)
         try:
-            trainer.learn(task)
+            with self._method.engine.exclusive():
+                trainer.learn(task)
         except BaseException:
             self._method.drop_unfinished()
             raise

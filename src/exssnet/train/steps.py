@@ -25,8 +25,17 @@ class Steps:
         self.sizes = batch_sizes(len(data), batch_size)
         self.total = torch.zeros(2, device=data.device)  # summed loss, correct answers
         self.generator = torch.Generator(device=data.device)  # of the augmentation
-        self.capturable = data.capturable and named_optimizer  # an optimizer of the user's may look at values
+        self._fixed = data.capturable and named_optimizer  # an optimizer of the user's may look at values
         self.loop = method.engine.loop(self)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be captured, as far as is known."""
+        return self._fixed and self.method.capturable
+
+    @capturable.setter
+    def capturable(self, found: bool) -> None:
+        self.method.capturable = found
 
     def epoch(self, order: Tensor, lr: float, seed: int, progress: Progress) -> tuple[float, float]:
         """One pass over the data in this order; mean loss, and accuracy in percent over the batches as they came."""

@@ -53,7 +53,7 @@ class Entry:
     text: Annotated[str, Length(1, 1000)] | Words | None = None
     pair: Words | None = None
     label: Annotated[str, Length(1, 1000)] | None = None
-    labels: File | None = None  # beside a .npy
+    labels: File | None = None  # next to a .npy
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,14 @@ def _text_task(path: Path, entry: Entry, sample: Sample) -> tuple[tuple[Texts, T
     """Train, test and validation part, and the classes of the training part."""
     columns = Columns((entry.text,) if isinstance(entry.text, str) else entry.text or entry.pair or (), entry.label,
                       entry.pair is not None)  # fmt: skip
-    train, classes = read_texts(_beside(path, entry.train), columns)
+    train, classes = read_texts(_next_to(path, entry.train), columns)
     if isinstance(entry.test, str):
-        test, _ = read_texts(_beside(path, entry.test), columns, classes)
+        test, _ = read_texts(_next_to(path, entry.test), columns, classes)
     else:
         rest, held = hold_out(train.labels, entry.test or HELD_OUT, 0)
         train, test = train.select(rest), train.select(held)
     if entry.validation is not None:
-        validation, _ = read_texts(_beside(path, entry.validation), columns, classes)
+        validation, _ = read_texts(_next_to(path, entry.validation), columns, classes)
         kept, _ = Sample(sample.most, seed=sample.seed).cut(train, len(classes), entry.name)
         return (kept, test, validation), classes
     kept, held_out = sample.cut(train, len(classes), entry.name)
@@ -179,9 +179,9 @@ def _arrays(path: Path, entry: Entry, shape: tuple[int, ...] | None) -> dict[str
     """The parts of a task of images, tables or arrays."""
 
     def read(file: str, like: Labelled | None = None) -> Labelled:
-        labels = None if entry.labels is None or like is not None else _beside(path, entry.labels)
+        labels = None if entry.labels is None or like is not None else _next_to(path, entry.labels)
         known: dict[str, Any] = {} if like is None else {"classes": like.classes, "recipe": like.recipe}
-        return read_labelled(_beside(path, file), shape, entry.label, labels, **known)
+        return read_labelled(_next_to(path, file), shape, entry.label, labels, **known)
 
     train = read(entry.train)
     parts = {"train": train}
@@ -216,5 +216,5 @@ def _numbers(classes: Sequence[Sequence[str]], shared: bool) -> list[tuple[int, 
     ]
 
 
-def _beside(path: Path, file: str) -> Path:
+def _next_to(path: Path, file: str) -> Path:
     return path.parent / Path(file).expanduser()

@@ -91,7 +91,7 @@ def read_rows(file: Path, columns: Columns) -> Rows:
 
 
 def texts_of(rows: Rows, columns: Columns) -> list[Text]:
-    """The texts of rows; an empty cell is an empty text, anything that is no text is refused."""
+    """The texts of rows; an empty cell is an empty text, anything that is not a text is refused."""
     found: list[Text] = []
     for row, cells in enumerate(rows.cells):
         plain = []

@@ -78,7 +78,7 @@ class Sample:
         return texts.select(_in_turn(kept)), texts.select(_in_turn(held))
 
     def held(self, rows: int) -> int:
-        """Validation rows of a class that has so many."""
+        """Number of validation rows of a class with this number of rows."""
         if not self.validation or rows < 2:
             return 0
         share = round(self.validation * rows)
@@ -88,7 +88,7 @@ class Sample:
 
 
 def some(texts: Texts, most: int, name: str) -> Texts:
-    """At most so many rows, the same ones always, in the data set's order."""
+    """At most this number of rows, always the same, in the data set's order."""
     if len(texts) <= most:
         return texts
     chosen = torch.randperm(len(texts), generator=generator(0, "text rows", name))[:most]

@@ -43,8 +43,10 @@ class CapturedLoop(Loop):
 
     def _capture_all(self) -> bool:
         """Capture what is not captured yet; whether that was possible."""
-        seed, before = self.step.generator.initial_seed(), Snapshot(self.step)
         missing = sorted(set(self.step.sizes) - set(self._graphs), reverse=True)
+        if not missing:
+            return True
+        seed, before = self.step.generator.initial_seed(), Snapshot(self.step)
         try:
             self._precompile(missing, before)
             for size in missing:
@@ -53,8 +55,11 @@ class CapturedLoop(Loop):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
+            cause = error.__context__ or error  # the end of a failed capture raises too
+            reason = str(cause).strip().partition("\n")[0]
             warnings.warn(f"the step of {self.step.name} cannot be captured ({reason}): it runs eagerly", stacklevel=2)
+            self.step.capturable = False  # nor are those of later phases tried
+            self.step.generator = torch.Generator(self._device)  # the old one may be in the state of a capture
             return False
         finally:
             before.restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from exssnet.core.layout import Layout
 from exssnet.core.module.structure import Structure
 from exssnet.engine.cuda.capture import CapturedLoop
 from exssnet.engine.cuda.runner import CudaRunner, Options, Variant, prepare_compiler
+from exssnet.engine.cuda.sharing import holding_gpu
 
 
 class CudaEngine(Engine):
@@ -32,6 +34,9 @@ class CudaEngine(Engine):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CudaEngine, (self.options,)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return holding_gpu()
 
     def prepare(self) -> None:
         if self.options.compiled_batch:

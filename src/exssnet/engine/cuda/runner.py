@@ -80,6 +80,7 @@ class CudaRunner(Runner):
         from exssnet.engine.cuda.selection import CudaSelection
 
         selection = CudaSelection(self.layout, keep, self.format.positions, self.format.size)
+        ones = torch.ones(self.layout.size, device=self.device)  # a captured step reads them from its beginning
 
         def select(scores: Tensor, weights: Tensor) -> Weights:
             if scores.dtype != torch.float32:
@@ -88,7 +89,7 @@ class CudaRunner(Runner):
             if not weights.requires_grad:
                 return self.format.tensors(selection.masked_weights(scores, weights, dtype))
             # a mask of ones carries the gradient to the scores, the product that to the weights
-            mask = selection.masked_weights(scores, torch.ones_like(weights), weights.dtype)
+            mask = selection.masked_weights(scores, ones, weights.dtype)
             return self.format.tensors(self._cast(self.format.padded(weights) * mask))
 
         plain = super().selection(keep)

@@ -34,8 +34,11 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-class _Second(threading.local):
-    """What this thread has launched on the second stream since the streams joined."""
+class _Second:
+    """What a capture has launched on the second stream since the streams joined.
+
+    One for all threads: a backward pass runs in a thread of its own, and one thread captures at a time.
+    """
 
     def __init__(self) -> None:
         self.forget()
@@ -77,10 +80,15 @@ def capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[
     """
     torch._C._cuda_clearCublasWorkspaces()
     collecting = gc.isenabled()
+    before = torch.cuda.current_stream() if torch.cuda.is_available() else None
     gc.disable()
     try:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             yield
+    except BaseException:
+        if before is not None:
+            torch.cuda.set_stream(before)  # a capture that fails leaves its own
+        raise
     finally:
         if collecting:
             gc.enable()
@@ -101,10 +109,10 @@ def early() -> Iterator[None]:
 
     Only once in a step, since what comes after may read what was written.
     """
-    begun, _second.begun = _second.begun, None
-    if begun is None:
+    if _second.begun is None or not torch.cuda.is_current_stream_capturing():
         yield
         return
+    begun, _second.begun = _second.begun, None
     main = torch.cuda.current_stream()
     other = _stream(main.device, 1)
     other.wait_event(begun)

@@ -54,7 +54,7 @@ class Memory:
         self.added += len(x)
 
     def draw(self, count: int, data: Data, generator: torch.Generator) -> Old:
-        """So many examples at random, with replacement, augmented as the data's own."""
+        """Examples at random, with replacement, augmented as the data's own."""
         uniform = torch.rand(count, dtype=torch.float64, device=self.x.device, generator=generator)
         position = (uniform * self.added.clamp(max=self.capacity)).long()
         return Old(data.shown(self.x[position], generator), self.labels[position], self.targets[position])

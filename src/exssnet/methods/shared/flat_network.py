@@ -7,7 +7,7 @@ penalty, a projection or a path integral over all weights is one line, whatever 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,13 @@ class FlatNetwork(nn.Module):
         """Compute with this engine from now on."""
         self.engine = engine
         self.runner = engine.runner(self.structure, self.layout, self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "runner"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.use(self.engine)
 
     @property
     def device(self) -> torch.device:

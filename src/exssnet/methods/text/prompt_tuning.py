@@ -32,7 +32,7 @@ class PromptSettings(TextSettings):
 class Prompted(TextClassifier):
     """Trained vectors behind the first token, whose state the head reads; the encoder stays as it is.
 
-    Before the first token they would be what the head reads. A text that has no room beside them is cut.
+    Before the first token they would be what the head reads. A text that has no room next to them is cut.
     """
 
     def __init__(self, encoder: nn.Module, outputs: int, count: int, generator: torch.Generator) -> None:
