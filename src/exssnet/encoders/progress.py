@@ -21,6 +21,6 @@ def told(listener: Listener) -> Iterator[None]:
 
 
 def tell(what: str, done: int, total: int) -> None:
-    """So many texts of a data set are encoded."""
+    """Tell the listeners how many texts of a data set are encoded."""
     for listener in list(_listeners):
         listener(what, done, total)

@@ -37,11 +37,6 @@ def transformers() -> Any:
     return import_module("transformers")
 
 
-def is_model_folder(folder: Path) -> bool:
-    """Whether a folder has what a transformers model is saved as."""
-    return (folder / "config.json").is_file()
-
-
 class _FromFolder(Encoder):
     """A folder with config.json, weights and a tokenizer."""
 

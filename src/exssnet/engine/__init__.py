@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 
@@ -57,6 +58,20 @@ def resolve(device: str | torch.device, precision: str, compile: str) -> tuple[s
         raise InputError("compile on needs Triton, which is not installed: use --compile off, or install triton")
     precision = precision if precision != "auto" else "bf16" if has_bf16 else "fp32"
     return precision, compile if compile != "auto" else "on" if has_triton() else "off"
+
+
+def before_cuda() -> None:
+    """Set what must be set before the first question to CUDA starts it."""
+    from exssnet.engine.cuda.sharing import ask_for_connections
+
+    ask_for_connections()
+
+
+def threads(device: str, count: int) -> ThreadPoolExecutor:
+    """Threads whose work on a device does not disturb each other."""
+    from exssnet.engine.cuda.sharing import GpuThreads
+
+    return GpuThreads(device, count)
 
 
 @cache

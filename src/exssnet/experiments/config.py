@@ -285,9 +285,9 @@ def settings_from_text(pairs: Mapping[str, str]) -> dict[str, Any]:
 def _device(name: str) -> str:
     import torch
 
-    from exssnet.engine.cuda.sharing import ask_for_connections
+    from exssnet.engine import before_cuda
 
-    ask_for_connections()  # before the calls below start CUDA
+    before_cuda()
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

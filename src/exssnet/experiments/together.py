@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from pathlib import Path
 from typing import Any
 
-from exssnet.engine.cuda.sharing import holding_gpu
 from exssnet.errors import InputError
 from exssnet.experiments.config import RunConfig, reads_from_disk
 from exssnet.train.listener import Forwarding, Listener
@@ -98,24 +97,19 @@ def each(
         return [one(config, listener) for config, listener in zip(configs, listeners, strict=True)]
     import torch
 
+    from exssnet.engine import threads
     from exssnet.experiments.prepare import computing
     from exssnet.experiments.recipes import stream
 
     for config in configs:
         stream(config)[0].train.to(config.device)  # copy the shared data before any stream reads it
         torch.cuda.synchronize(config.device)
-    stop, mine = threading.Event(), threading.local()
-
-    def set_stream() -> None:  # one per thread: there are not enough for one per run
-        mine.stream = torch.cuda.Stream(configs[0].device)  # type: ignore[no-untyped-call]
-
-    def on_stream(config: RunConfig, listener: Listener) -> dict[str, Any]:
-        with holding_gpu(), torch.cuda.stream(mine.stream):
-            return one(config, Stoppable(listener, stop))
+    stop = threading.Event()
 
     # settings of libraries are global: they stay until the last run has ended
-    with computing(configs[0]), ThreadPoolExecutor(together, initializer=set_stream) as pool:
-        runs = [pool.submit(on_stream, *pair) for pair in zip(configs, listeners, strict=True)]
+    with computing(configs[0]), threads(configs[0].device, together) as pool:
+        pairs = zip(configs, listeners, strict=True)
+        runs = [pool.submit(one, config, Stoppable(listener, stop)) for config, listener in pairs]
         try:
             wait(runs, return_when=FIRST_EXCEPTION)
             failed = next((run for run in runs if run.done() and run.exception() is not None), None)

@@ -66,17 +66,11 @@ def read_table(file: Path, label: str | None, columns: Sequence[str] | None = No
 def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Table:
     """Rows after a header, separated by commas, semicolons or tabs."""
     values, labels, lines = array("d"), [], []
-    with csv_rows(file) as (header, reader):
+    with csv_rows(file) as (header, rows):
         label_at = None if label is None else positions(file, header, [label])[0]
         columns = _features(file, header, label) if columns is None else list(columns)
         places = positions(file, header, columns)
-        for row in reader:
-            if len(row) != len(header):
-                if not "".join(row).strip():
-                    continue  # a blank line
-                raise DataError(
-                    f"{file}, line {reader.line_num}: {len(row)} cells, but the header has {len(header)} columns"
-                )
+        for line, row in rows:
             cells = [row[at] for at in places]
             together = "".join(cells)
             try:
@@ -86,10 +80,10 @@ def read_csv(file: Path, label: str | None, columns: Sequence[str] | None) -> Ta
                     raise ValueError
                 values.extend(map(float, cells))
             except ValueError:
-                raise _bad_cell(f"{file}, line {reader.line_num}", columns, cells) from None
+                raise _bad_cell(f"{file}, line {line}", columns, cells) from None
             if label_at is not None:
                 labels.append(row[label_at])
-            lines.append(reader.line_num)
+            lines.append(line)
     if not lines:
         raise DataError(f"{file}: has no rows after its header; give at least one example")
     numbers = _float32(np.frombuffer(values).reshape(len(lines), len(columns)))
@@ -209,8 +203,8 @@ def open_parquet(file: Path) -> Any:
 
 
 @contextmanager
-def csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
-    """Read the header of a .csv, with distinct names, and return a reader of its rows."""
+def csv_rows(file: Path, advice: str = "") -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
+    """Read the header of a .csv, with distinct names, and its rows with their lines; `advice` ends errors about a row."""
     try:
         with opened(file) as content, TextIOWrapper(content, "utf-8-sig", newline="") as stream:
             first = next(_lines(stream, file), "")
@@ -220,13 +214,24 @@ def csv_rows(file: Path) -> Iterator[tuple[list[str], Any]]:
             if not any(header):
                 raise DataError(f"{file}: the first line is empty; give a header, then one line per example")
             _check_names(file, header)
-            yield header, reader
+            yield header, _whole_rows(file, reader, len(header), advice)
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: is not UTF-8 text ({error.reason}); save it as CSV in UTF-8") from error
     except csv.Error as error:
         raise DataError(f"{file}, line {reader.line_num}: not readable as CSV ({error})") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+def _whole_rows(file: Path, reader: Any, columns: int, advice: str) -> Iterator[tuple[int, list[str]]]:
+    """The line and the cells of each row, as many as there are columns; blank lines are left out."""
+    for row in reader:
+        if len(row) == columns:
+            yield reader.line_num, row
+        elif "".join(row).strip():
+            raise DataError(
+                f"{file}, line {reader.line_num}: {len(row)} cells, but the header has {columns} columns{advice}"
+            )
 
 
 def _lines(stream: TextIOWrapper, file: Path) -> Iterator[str]:

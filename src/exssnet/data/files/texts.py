@@ -124,21 +124,14 @@ def read_parquet_texts(
 
 def _csv(file: Path, columns: Columns) -> Rows:
     cells, labels, lines = [], [], []
-    with csv_rows(file) as (header, reader):
+    with csv_rows(file, "; put texts with commas or line ends in quotes") as (header, rows):
         places = positions(file, header, columns.text)
         label_at = None if columns.label is None else positions(file, header, [columns.label])[0]
-        for row in reader:
-            if len(row) != len(header):
-                if not "".join(row).strip():
-                    continue  # a blank line
-                raise DataError(
-                    f"{file}, line {reader.line_num}: {len(row)} cells, but the header has {len(header)} columns; "
-                    f"put texts with commas or line ends in quotes"
-                )
+        for line, row in rows:
             cells.append([row[at] for at in places])
             if label_at is not None:
                 labels.append(row[label_at])
-            lines.append(reader.line_num)
+            lines.append(line)
     return Rows(file, cells, labels, lines, "line")
 
 

@@ -67,7 +67,7 @@ class TokenData(ByLength):
 
 
 def padded(tokens: Tensor, length: int) -> Tensor:
-    """Token rows [N, T, 2] made so long, by padding alone."""
+    """Token rows [N, T, 2], padded to a length."""
     longer = tokens.new_zeros(len(tokens), length, 2)
     longer[:, : tokens.shape[1]] = tokens
     return longer

@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _lock = threading.Lock()
@@ -48,3 +53,31 @@ def releasing_gpu() -> Iterator[None]:
         yield
     finally:
         _lock.acquire()
+
+
+class GpuThreads(ThreadPoolExecutor):
+    """Threads that share a GPU: each launches on a CUDA stream of its own, and holds the lock while Python works."""
+
+    def __init__(self, device: str, count: int) -> None:
+        super().__init__(count, initializer=self._begin)
+        self._device, self._own = device, threading.local()
+
+    def submit(
+        self, function: Callable[Arguments, Result], /, *args: Arguments.args, **options: Arguments.kwargs
+    ) -> Future[Result]:
+        """Call a function in one of the threads."""
+        return super().submit(self._on_stream, function, *args, **options)
+
+    def _begin(self) -> None:
+        import torch
+
+        # one per thread: there are not enough for one per run
+        self._own.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def _on_stream(
+        self, function: Callable[Arguments, Result], /, *args: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        import torch
+
+        with holding_gpu(), torch.cuda.stream(self._own.stream):
+            return function(*args, **options)

@@ -14,9 +14,10 @@ from exssnet.core.engine import Engine
 from exssnet.core.proof import Verification
 from exssnet.data.tasks import Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Method, Phase, bits, check_positive, check_whole
+from exssnet.methods.base import Batch, Phase, bits, check_positive, check_whole
 from exssnet.methods.shared.flat_network import FlatNetwork
 from exssnet.methods.shared.heads import HEADS, Head
+from exssnet.methods.shared.listed import Listed
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DenseSettings:
         return {"epochs": epochs}
 
 
-class Dense(Method):
+class Dense(Listed):
     """One network, all of whose weights every task may move."""
 
     settings_type: ClassVar[type[Any]] = DenseSettings
@@ -115,16 +116,6 @@ class Dense(Method):
     def use(self, engine: Engine) -> None:
         super().use(engine)
         self.network.use(engine)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return super().state()[0], {"tasks": self.tasks}
-
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        super().load_state(tensors, facts)
-        self.tasks = list(facts["tasks"])
-
-    def report(self) -> dict[str, Any]:
-        return {"storage": self.storage()}
 
     def storage(self) -> dict[str, int]:
         """Bits to keep: the weights, the norm statistics, and what the method stores besides them."""

@@ -7,7 +7,7 @@ published programs do, `task` against the task's own; a test that names the task
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,8 +18,9 @@ from torch.nn.utils import clip_grad_norm_
 from exssnet import randomness
 from exssnet.data.tasks import Outline, Task
 from exssnet.errors import InputError
-from exssnet.methods.base import Batch, Method, Phase, bits
+from exssnet.methods.base import Batch, Phase, bits
 from exssnet.methods.shared.dense import DenseSettings
+from exssnet.methods.shared.listed import Listed
 from exssnet.models.text_classifier import TextClassifier
 
 
@@ -42,7 +43,7 @@ class AllClasses(ABC):
         """The stream's own number of the class of each text."""
 
 
-class TextMethod(Method):
+class TextMethod(Listed):
     """A classifier on a transformer. What is not trained is in no checkpoint: it is the encoder's own."""
 
     settings_type: ClassVar[type[Any]] = TextSettings
@@ -142,15 +143,8 @@ class TextMethod(Method):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         trained = {f"network.{name}" for name in self.trained()}
-        tensors = {n: t for n, t in self.state_dict().items() if n in trained or not n.startswith("network.")}
-        return tensors, {"tasks": list(self.tasks)}
-
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        super().load_state(tensors, facts)
-        self.tasks = list(facts["tasks"])
-
-    def report(self) -> dict[str, Any]:
-        return {"storage": self.storage()}
+        tensors, facts = super().state()
+        return {n: t for n, t in tensors.items() if n in trained or not n.startswith("network.")}, facts
 
     def storage(self) -> dict[str, int]:
         """Bits to keep: what was trained. An encoder that is not trained is everybody's own."""

@@ -27,8 +27,8 @@ AT_ONCE = 64  # texts that are read together where nothing is trained
 
 @dataclass(frozen=True)
 class MbpaSettings(TextSettings):
-    """`every`: one batch of kept texts in so many steps. For a text that is asked for, `adapt` (head or encoder) takes
-    `steps` steps at `local_lr` on its `neighbours`, held to where it was by `strength`.
+    """`every`: one batch of stored texts per this number of steps. For a text to predict, `adapt` (head or encoder)
+    takes `steps` steps at `local_lr` on its `neighbours`, held to where it was by `strength`.
 
     The encoder is adapted for one text after the other: steps × neighbours passes each, for a few hundred texts.
     """
