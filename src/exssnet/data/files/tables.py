@@ -204,7 +204,7 @@ def open_parquet(file: Path) -> Any:
 
 @contextmanager
 def csv_rows(file: Path, advice: str = "") -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
-    """Read the header of a .csv, with distinct names, and its rows with their lines; `advice` ends errors about a row."""
+    """Read the header of a .csv, with distinct names, and its rows with their lines; `advice` ends row errors."""
     try:
         with opened(file) as content, TextIOWrapper(content, "utf-8-sig", newline="") as stream:
             first = next(_lines(stream, file), "")
